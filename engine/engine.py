@@ -145,12 +145,10 @@ class Engine:
 
         Returns the new deltas. Not thread-safe."""
         began = time.perf_counter()
-        with self._state:
-            batch = self._scheduler.schedule()
-            is_idle = batch is None and self._in_flight is None
-            waits = is_idle and self._adapters.is_loading
-            if waits and not self._closed and not self._scheduler.has_ended:
-                self._state.wait()  # until a load ends, or a request arrives or is cancelled
+        batch = self._plan()
+        if batch is None and self._in_flight is None:
+            with self._state:
+                return self._scheduler.take_ended()
         planned = self._began = time.perf_counter()
         try:
             pending = self._launch(batch)
@@ -164,14 +162,25 @@ class Engine:
         self._began = None
         with self._state:
             deltas = self._commit(result) + self._scheduler.take_ended()
-            stuck = is_idle and not waits and not deltas and self._scheduler.has_work
-        if stuck:
-            raise EngineError("requests wait, but the scheduler plans no step for them: this is a bug in the scheduler")
-        if not is_idle:
-            ended = time.perf_counter()
-            self._host_seconds += ended - computed + planned - began
-            self._step_seconds += ended - began
+        ended = time.perf_counter()
+        self._host_seconds += ended - computed + planned - began
+        self._step_seconds += ended - began
         return deltas
+
+    def _plan(self) -> Batch | None:
+        """Plan the next step. If requests wait for their adapters and there is no step, sleep until a load ends, or
+        until a request arrives or is cancelled."""
+        with self._state:
+            batch = self._scheduler.schedule()
+            if batch is not None or self._in_flight is not None or self._scheduler.has_ended:
+                return batch
+            if not self._adapters.is_loading and self._scheduler.has_work:
+                raise EngineError(
+                    "requests wait, but the scheduler plans no step for them: this is a bug in the scheduler"
+                )
+            if self._adapters.is_loading and not self._closed:
+                self._state.wait()
+        return None
 
     def _launch(self, batch: Batch | None) -> Pending | None:
         """Start a step. Returns the step to commit now: the previous one if the device overlaps steps, else this."""

@@ -168,11 +168,7 @@ class Client(StoreCalls):
         usage = Usage()
         decode = 0.0
         calls = Calls()
-        if "adapter" in body:
-            adapter = body.pop("adapter")
-            body["lora"] = [adapter_selection(adapter)] if adapter else []
-        body = body | {"stream": True, "stream_options": {"include_usage": True}}
-        async with aclosing(self._answer_events(path, body)) as events:
+        async with aclosing(self._answer_events(path, _streamed(body))) as events:
             async for event in events:
                 for warning in event.get("warnings", ()):
                     if warning not in warned:
@@ -228,6 +224,15 @@ def kept_notice(info: LoadedModel) -> str:
     """The notice about a load that had no effect, because the model answers requests of other clients."""
     options = " ".join(info.options) or "the settings of the daemon"
     return f"{info.id} is busy and stays loaded with {options}; this call has no effect on that"
+
+
+def _streamed(body: dict[str, Any]) -> dict[str, Any]:
+    """The body for an answer in events, with `adapter` as the field `lora` of the API."""
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    if "adapter" in body:
+        adapter = body.pop("adapter")
+        body["lora"] = [adapter_selection(adapter)] if adapter else []
+    return body
 
 
 def _with_flags(body: dict[str, Any], flags: LoadFlags) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from ..store.records import ListedModel
 from .console import print_json, say, table
 from .removal import carry_out
 
+COLUMNS = ("MODEL", "SIZE", "PACKED", "CONTEXT", "DESCRIPTION")
+
 
 def list_models(as_json: bool) -> int:
     """Print the models on this machine."""
@@ -27,22 +29,23 @@ def list_models(as_json: bool) -> int:
 
 
 def _print(models: list[ListedModel]) -> None:
-    columns = {
-        "MODEL": [model.id for model in models],
-        "SIZE": [size(model.size) for model in models],
-        "PACKED": [size(model.packed) if model.packed else "" for model in models],
-        "CONTEXT": [str(model.context or "?") for model in models],
-        "DESCRIPTION": [_state(model) for model in models],
-    }
-    if not any(columns["PACKED"]):
-        del columns["PACKED"]
-    table(list(columns), list(zip(*columns.values(), strict=True)))
+    is_packed = any(model.packed for model in models)
+    rows = [_row(model) for model in models]
+    columns = [name for name in COLUMNS if is_packed or name != "PACKED"]
+    table(columns, [[row[name] for name in columns] for row in rows])
     for line in _notices(models):
         say(line)
-    if "PACKED" in columns:
+    if is_packed:
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull qwen3:0.6b; localllm search shows more models")
+
+
+def _row(model: ListedModel) -> dict[str, str]:
+    packed = size(model.packed) if model.packed else ""
+    return dict(
+        zip(COLUMNS, (model.id, size(model.size), packed, str(model.context or "?"), _state(model)), strict=True)
+    )
 
 
 def _notices(models: list[ListedModel]) -> Iterator[str]:

@@ -33,10 +33,7 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
     policy = replace(from_environment(), bandwidth=int(limit * MIB))
     downloads = [Download(name, policy=policy, anyway=anyway) for name in dict.fromkeys(names)]
     if is_offline():
-        for download in downloads:
-            _show_result(_stored(download), as_json)
-            say("offline mode is on: localllm did not compare it with the hub")
-        return 0
+        return _show_stored(downloads, as_json)
     plans = {download: download.plan() for download in downloads}
     for plan in plans.values():
         _show_plan(plan, as_json)
@@ -50,6 +47,13 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
             download.warn = partial(_warn, as_json)
             model = download.run(plan)
         _show_result(model, as_json)
+    return 0
+
+
+def _show_stored(downloads: Sequence[Download], as_json: bool) -> int:
+    for download in downloads:
+        _show_result(_stored(download), as_json)
+        say("offline mode is on: localllm did not compare it with the hub")
     return 0
 
 

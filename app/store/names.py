@@ -241,14 +241,14 @@ def _from_address(text: str) -> HubName | FileAddress:
     try:
         parts = urlsplit(text)
         host = parts.hostname or ""
-        has_extras = parts.username or parts.password or parts.fragment or "\\" in text or parts.port == 0
+        extras = (parts.username, parts.password, parts.fragment, "\\" in text, parts.port == 0)
         segments = [unquote(segment, errors="strict") for segment in parts.path.split("/")[1:]]
     except ValueError:
         raise _malformed(text) from None
     if parts.scheme != "https" and host not in LOOPBACK:
         raise InvalidRequest(f"{text[:200]!r} is not encrypted", hint="use an address with https://", param="model")
     _refuse_segments(text, *segments)
-    if has_extras or not host:
+    if any(extras) or not host:
         raise _malformed(text)
     return _from_hub_page(text, HUB_HOSTS[host], segments) if host in HUB_HOSTS else _file_address(text, segments)
 

@@ -102,16 +102,20 @@ def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileT
         raise _no_weights(name, names)
     if ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}:
         return Selection("adapter", _matching(files, *ADAPTER))
-    if "config.json" not in names and PARAMS in names:
-        raise ModelUnusable(f"{name} {OTHER_FORMAT}", hint=OTHER_REPO)
     if "config.json" not in names:
-        raise ModelUnusable(f"{name} has no config.json: it is not a complete model", hint="pull its base model")
+        raise _no_config(name, names)
     if not names & {SINGLE, INDEX}:
         problem = f"{name} has weights in {weights[0].name}, but no {SINGLE} or {INDEX}"
         raise ModelUnusable(problem, hint=OTHER_REPO)
     indexes = {SINGLE} if SINGLE in names else {INDEX}
     small = [file for file in _matching(files, *SMALL) if not file.name.endswith(".index.json") or file.name in indexes]
     return Selection("model", small + _model_weights(weights))
+
+
+def _no_config(name: HubName, names: set[str]) -> ModelUnusable:
+    if PARAMS in names:
+        return ModelUnusable(f"{name} {OTHER_FORMAT}", hint=OTHER_REPO)
+    return ModelUnusable(f"{name} has no config.json: it is not a complete model", hint="pull its base model")
 
 
 def _model_weights(weights: list[FileType]) -> list[FileType]:

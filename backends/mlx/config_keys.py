@@ -66,7 +66,9 @@ class ConfigKeys:
             _verify_keys(table, fields)
         self._verify_values()
         set_activation(model, self.text)
-        self._verify_windows(model, context)
+        window = self.text.get("sliding_window")
+        if window and window < context:
+            self._verify_windows(model, window)
         self._ropes.verify(model, context)
 
     def _verify_values(self) -> None:
@@ -78,10 +80,7 @@ class ConfigKeys:
         if full and text.get("model_type") in ("exaone4", "exaone_moe"):
             raise ignored(text, "sliding_window", text["sliding_window"], "rotations in full layers all the same")
 
-    def _verify_windows(self, model: nn.Module, context: int) -> None:
-        window = self.text.get("sliding_window")
-        if not window or window >= context:
-            return
+    def _verify_windows(self, model: nn.Module, window: int) -> None:
         caches = make_prompt_cache(model)
         sliding = [isinstance(cache, RotatingKVCache) for cache in caches]
         kinds = self.text.get("layer_types")

@@ -273,11 +273,14 @@ class Planner:
                 idle.append(group)
         fitting: list[Row] = []
         for row in rows:
-            columns = 0 if row.resident.group else _in_steps(row.end + 1)
-            while columns and idle and used + columns > self.room:
+            if row.resident.group:
+                fitting.append(row)
+                continue
+            columns = _in_steps(row.end + 1)
+            while idle and used + columns > self.room:
                 used -= _columns(self._groups[idle[0]])
                 self._drop(idle.pop(0), plan)
-            if columns and used + columns > self.room:
+            if used + columns > self.room:
                 self._add_temporary(row, plan)
             else:
                 used += columns

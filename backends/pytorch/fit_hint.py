@@ -33,21 +33,23 @@ def fitting_options(plan: Callable[[LoadOptions], MemoryPlan], options: LoadOpti
     if context >= min(MIN_CONTEXT, current.max_positions):
         flags.append(f"--context {context}")
     for quant in QUANTS:
-        try:
-            smaller = plan(replace(options, quant=quant))
-        except (ModelRefused, SettingRefused):
-            continue
-        if smaller.weights < current.weights:
-            flags += _flags(quant, smaller, options)
+        flags += _flags(quant, plan, options, current)
     if not flags:
         return "close other programs, or choose a smaller model"
     return f"close other programs, choose a smaller model, or load it with {' or '.join(flags)}"
 
 
-def _flags(quant: Quant, plan: MemoryPlan, options: LoadOptions) -> list[str]:
-    """The flags with which the model fits in the format `quant`; empty if there are none."""
-    context = plan.largest_context()
-    if context < min(MIN_CONTEXT, plan.max_positions):
+def _flags(
+    quant: Quant, plan: Callable[[LoadOptions], MemoryPlan], options: LoadOptions, current: MemoryPlan
+) -> list[str]:
+    """The flags with which the model fits in the format `quant`; empty if there are none, or if the format does not
+    save memory."""
+    try:
+        smaller = plan(replace(options, quant=quant))
+    except (ModelRefused, SettingRefused):
+        return []
+    context = smaller.largest_context()
+    if smaller.weights >= current.weights or context < min(MIN_CONTEXT, smaller.max_positions):
         return []
     if options.context is None:
         return [f"--quant {quant} (a context of {context} tokens)"]

@@ -80,6 +80,7 @@ class AttentionLayer:
         attention = f"{name}.self_attn"
         dim = config.head_dim
         out_features = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        query_width, key_width = out_features[:2] if joint_head_norms else (dim, dim)
 
         def norm(suffix: str, size: int = width) -> Tensor | None:
             return weights.take(f"{name}.{suffix}.weight", (size,)) if suffix else None
@@ -93,8 +94,8 @@ class AttentionLayer:
                 before_mlp=norm(norms.before_mlp),
                 after_attention=norm(norms.after_attention),
                 after_mlp=norm(norms.after_mlp),
-                query_norm=norm(query_norm, out_features[0] if joint_head_norms else dim),
-                key_norm=norm(key_norm, out_features[1] if joint_head_norms else dim),
+                query_norm=norm(query_norm, query_width),
+                key_norm=norm(key_norm, key_width),
                 qkv=weights.linear(
                     [f"{attention}.{projection}" for projection in qkv],
                     out_features if len(qkv) == 3 else [sum(out_features)],

@@ -8,13 +8,14 @@ from importlib import import_module
 import torch
 
 from ...engine.errors import ModelRefused, ModelTooLarge
+from ...engine.files.model_config import ModelConfig
 from ...engine.files.model_files import ModelFiles
 from ...engine.files.tied_head import with_stored_head
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
 from ...engine.runner import Runner
 from .choice import with_attention, with_lora_backend
-from .device import Device
+from .device import Device, Recorder
 from .expert_shapes import check_experts
 from .failures import load_failures
 from .fit_hint import fitting_options
@@ -29,6 +30,7 @@ from .memory_plan import cache_dtype, capturable_tokens, chosen_graphs, expected
 from .models import accepts
 from .references import with_references
 from .runner import Model, TorchRunner
+from .weights import Weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
 
@@ -95,16 +97,12 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     capturable = capturable_tokens(config, spec.max_tokens, device)
 
     def cache(pages: int) -> PagedKV:
-        parts, heads, dim = config.cache_shape
-        dims = (dim,) * parts
-        if device.latent_parts and config.latent is not None:
-            dims = config.latent.rotary_dim, config.latent.rank
         return PagedKV(
             config.num_layers,
             pages,
             spec.groups[0].page_size,
-            heads,
-            dims,
+            config.cache_shape[1],
+            _part_dims(config, device),
             cache_dtype(config, options, dtype, device),
             device.type,
         )
@@ -131,20 +129,40 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes, warnings=warnings)
         kv = cache(spec.groups[0].num_pages)
     recorder = None if device.recorder is None else device.recorder()
-    split = None
-    if recorder is not None and chosen_graphs(options, device) == "split":
-        compiler = Compiler(options.compiler, options.compiled_dir)
-        split = SplitModel(model, kv, device.ops, compiler, recorder.call)
+    split = _split(model, kv, options, device, recorder)
     runner = TorchRunner(model, kv, spec, device, split, capturable, weights.slots)
     opened: Runner = runner
     if recorder is not None and (spec.graph_rows or spec.graph_tokens):
-        experts = None
-        if options.streams == "measured" and weights.shared_experts:
-            experts = SharedExperts(weights.shared_experts, config.hidden_size, dtype)
-        opened = GraphRunner(runner, recorder, experts)
+        opened = GraphRunner(runner, recorder, _second_stream(weights, config, options, dtype))
         if device.meter is not None:
             device.meter.release()  # memory of the first steps on the stream of the captures
     if is_short:
         with torch.inference_mode():
             reserve_workspace(runner, weights.slots)
     return opened
+
+
+def _part_dims(config: ModelConfig, device: Device) -> tuple[int, ...]:
+    """Values that one head stores for one token, for each part of the cache."""
+    if device.latent_parts and config.latent is not None:
+        return config.latent.rotary_dim, config.latent.rank
+    parts, _, dim = config.cache_shape
+    return (dim,) * parts
+
+
+def _second_stream(
+    weights: Weights, config: ModelConfig, options: LoadOptions, dtype: torch.dtype
+) -> SharedExperts | None:
+    """The shared experts that may run beside the routed ones; None if the model or the options have none."""
+    if options.streams != "measured" or not weights.shared_experts:
+        return None
+    return SharedExperts(weights.shared_experts, config.hidden_size, dtype)
+
+
+def _split(
+    model: Model, kv: PagedKV, options: LoadOptions, device: Device, recorder: Recorder | None
+) -> SplitModel | None:
+    """The model with compiled segments between its attention ops; None if the options do not select split graphs."""
+    if recorder is None or chosen_graphs(options, device) != "split":
+        return None
+    return SplitModel(model, kv, device.ops, Compiler(options.compiler, options.compiled_dir), recorder.call)

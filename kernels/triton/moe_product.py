@@ -149,8 +149,9 @@ def grouped_kernel(
         choice = position
     row = (choice // TOP_K if FROM_CHOICE else position).to(tl.int64)
     from_x = x + row[:, None] * x_stride
-    STORED: tl.constexpr = BLOCK_N // 2 if GATE >= 0 else BLOCK_N
-    width = out_features // 2 if GATE >= 0 else out_features  # outputs that are stored
+    HALVES: tl.constexpr = 2 if GATE >= 0 else 1
+    STORED: tl.constexpr = BLOCK_N // HALVES
+    width = out_features // HALVES  # outputs that are stored
     within = tl.arange(0, BLOCK_N)
     near = tl.minimum(tl.program_id(0) * STORED + within % STORED, width - 1)  # padding repeats the last output
     output = expert * out_features + within // STORED * width + near

@@ -72,7 +72,8 @@ def _names(target: str) -> tuple[str, ...]:
     return (str(name), name.id) if isinstance(name, HubName) else ()
 
 
-def _plan_files_removal(name: str) -> Removal:
+def _refuse_foreign(name: str) -> None:
+    """Raises InvalidRequest for the models and adapters that localllm brings, and for files of the user."""
     if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
@@ -80,6 +81,10 @@ def _plan_files_removal(name: str) -> Removal:
         raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
     if is_path(name):
         raise _not_stored(name)
+
+
+def _plan_files_removal(name: str) -> Removal:
+    _refuse_foreign(name)
     target = _target(name)
     if not target.folder.is_dir():
         message = f"model {target.id!r} is not in {paths.hub_cache_dir()}"
@@ -157,14 +162,14 @@ def _plan_gguf_removal(target: HubName) -> Removal | None:
 
     Raises ModelNotFound if the name selects no files on this machine.
     """
-    links = [link for folder in _selected_snapshots(target) for link in _weights_in(folder)]
+    links = _weights_in(_selected_snapshots(target))
     chosen = [link for link in links if _is_selected(target, link)]
     if not chosen:
-        quants = {gguf_quant(link.name) for link in links} - {""}
+        quants = ", ".join(sorted({gguf_quant(link.name) for link in links} - {""})) or "none"
         selected = target.file or target.quant
-        hint = f"it has {', '.join(sorted(quants)) or 'none'}"
-        raise ModelNotFound(f"{target.id} has no GGUF file {selected} on this machine", hint=hint, param="model")
-    if len(chosen) == len([link for folder in _snapshots(target) for link in _weights_in(folder)]):
+        message = f"{target.id} has no GGUF file {selected} on this machine"
+        raise ModelNotFound(message, hint=f"it has {quants}", param="model")
+    if len(chosen) == len(_weights_in(_snapshots(target))):
         return None
     blobs = _only_used_by(target.folder, chosen)
 
@@ -190,9 +195,9 @@ def _selected_snapshots(target: HubName) -> list[Path]:
     return [target.folder / "snapshots" / commit for commit in snapshots.commits_of(target.folder, target.revision)]
 
 
-def _weights_in(snapshot: Path) -> list[Path]:
-    """The links of the weight files in a snapshot, also of missing files."""
-    return [path for path in snapshot.rglob("*") if path.suffix.lower() in WEIGHT_FILES]
+def _weights_in(folders: Sequence[Path]) -> list[Path]:
+    """The links of the weight files in snapshots, also of missing files."""
+    return [path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in WEIGHT_FILES]
 
 
 def _is_selected(target: HubName, link: Path) -> bool:

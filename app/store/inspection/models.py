@@ -234,12 +234,12 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
     metadata = headers[0].metadata
     architecture = _text(metadata.get("general.architecture"))
     shares = _shares(tensors)
-    files, choice, problem = _choice_of_gguf(paths[0], origin.name)
+    files, choice, problems = _choice_of_gguf(paths[0], origin.name)
     return _inspection(
         origin,
         "gguf",
         shares,
-        [problem] if problem else [],
+        problems,
         files,
         architecture=architecture,
         parameters=sum(tensor.num_values for tensor in tensors) or None,
@@ -247,7 +247,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         context=_number(metadata.get(f"{architecture}.context_length")),
         licence=_text(metadata.get("general.license")) or origin.licence,
         template=try_gguf(paths[0]),
-        backends=backend_verdicts(files, "" if files else problem),
+        backends=backend_verdicts(files, "" if files else problems[0]),
         choice=choice,
         variants=origin.variants,
     )
@@ -291,18 +291,18 @@ def _choice(files: ModelFiles | None) -> str:
         return ""
 
 
-def _choice_of_gguf(path: Path, name: str) -> tuple[ModelFiles | None, str, str]:
-    """A GGUF model, the backend that runs it, and the problem if its files or the installation have one."""
+def _choice_of_gguf(path: Path, name: str) -> tuple[ModelFiles | None, str, list[str]]:
+    """A GGUF model, the backend that runs it, and the problems of its files or of the installation."""
     try:
         files = read_model(path, name)
     except ModelRefused as error:
-        return None, "", str(error)
+        return None, "", [str(error)]
     try:
-        return files, backends.choose(backends.AUTO, files).info.backend, ""
+        return files, backends.choose(backends.AUTO, files).info.backend, []
     except backends.BackendUnavailable as error:
-        return files, "", str(error)
+        return files, "", [str(error)]
     except ModelRefused:
-        return files, "", ""
+        return files, "", []
 
 
 def _quantization(config: Mapping[str, Any], files: ModelFiles | None) -> str:

@@ -244,6 +244,12 @@ def _body_start(response: httpx.Response, start: int, end: int, size: int, skip:
         if start and not skip:
             raise WithoutRanges(f"{host} ignores ranges")
         return 0
+    _check_range(response, start, end, size)
+    return start
+
+
+def _check_range(response: httpx.Response, start: int, end: int, size: int) -> None:
+    host = response.request.url.host
     match = CONTENT_RANGE.fullmatch(response.headers.get("content-range", "").strip())
     if match is None:
         raise Transient(f"{host} sent a range without its position")
@@ -252,4 +258,3 @@ def _body_start(response: httpx.Response, start: int, end: int, size: int, skip:
         raise Changed(f"the file at {host} has {total} bytes instead of {size}")
     if first != start or last != end - 1:
         raise Transient(f"{host} sent the bytes {first}-{last} instead of {start}-{end - 1}")
-    return first
