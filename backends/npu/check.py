@@ -11,26 +11,33 @@ from torch import Tensor
 
 from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attend, Rows, paged_attention
+from ...kernels.ops.cases.moe import random_experts, random_weight
+from ...kernels.ops.cases.reference_check import copy_to
+from ...kernels.ops.moe import Routed
 from ..pytorch.device import NO_ROWS, Captured
 from ..pytorch.product_check import ProductResult
 from ..pytorch.streams import SideStream
 from .defaults import PAGE_SIZE
+from .formats import WeightFormats
 from .installation import start
 from .memory import read_bandwidth
+from .products import DTYPE
 from .recorder import NpuRecorder
 
 HEADS, KV_HEADS, DIM, PAGES = 8, 2, 128, 3
 TOLERANCE = 2e-2  # of bfloat16, as in kernels/ops/cases
 REPLAYS = ((1, 300), (129, 7), (384, 128))  # contexts of two rows
 ROUNDS = 100
+ROWS, WIDTH, EXPERTS = 32, 256, 4  # of the check of weight formats
 
 
 def checks(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult]:
-    """Replays with other lengths, the order of two streams, and the speed of the memory."""
+    """Replays with other lengths, the order of two streams, weights in FRACTAL_NZ, and the speed of the memory."""
     start()
     for title, check in (
         ("graph with other context lengths at each replay", partial(_graph, ops, dtype)),
         ("order of two streams", _streams),
+        ("weights in FRACTAL_NZ", partial(_formats, ops)),
     ):
         try:
             yield ProductResult(title, check(), {})
@@ -89,6 +96,27 @@ def _streams() -> str:
         replay(NO_ROWS)
         if not (output == 5.0 * (number + 1)).all().item():
             return f"a wrong sum in round {number}"
+    return ""
+
+
+def _formats(ops: Ops) -> str:
+    """The defect of products whose weights are FRACTAL_NZ, compared with the same weights in ND."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, WIDTH, generator=generator).to("npu", DTYPE)
+    choices = torch.arange(2 * ROWS).view(ROWS, 2).remainder(EXPERTS).int()
+    routed = Routed(choices.to("npu"), torch.ones(ROWS, 2, device="npu"))
+    for op in ("dense", "int8"):
+        lay_out = partial(WeightFormats().lay_out, op)
+        weight = ops.linear.pack(copy_to(random_weight(op, WIDTH, WIDTH, generator, DTYPE), "npu"), DTYPE)
+        experts = ops.moe.pack(copy_to(random_experts(op, EXPERTS, WIDTH, WIDTH, generator, DTYPE), "npu"), DTYPE)
+        nz = experts._replace(gate_up=lay_out(experts.gate_up), down=lay_out(experts.down))
+        product = getattr(ops.linear, op)
+        results = product(x, lay_out(weight)), ops.moe.experts(x, routed, nz)
+        expected = product(x, weight), ops.moe.experts(x, routed, experts)
+        for title, one, other in zip(("the product", "the experts"), results, expected, strict=True):
+            error = (one - other).abs().max().item()
+            if not error <= TOLERANCE * other.abs().max().item():
+                return f"{title} of {op} weights: the error is {error:.3g}"
     return ""
 
 
