@@ -73,7 +73,7 @@ class EmbeddingsUnsupported(InvalidRequest, code="embeddings_unsupported"):
 
 
 class WrongKind(InvalidRequest, exit_code=5, code="wrong_kind"):
-    """The name is of another kind than the use: an adapter in the place of a model, a base model for a chat."""
+    """The name selects the wrong kind of files: an adapter instead of a model, or a base model for a chat."""
 
 
 class TemplateFailed(InvalidRequest, code="chat_template_failed"):

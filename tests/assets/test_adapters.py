@@ -187,7 +187,7 @@ def check_styles(folder: Path, prompts: list[str]) -> None:
     for adapter in NAMES:
         style = styles.STYLES[adapter]
         styled = [style.matches(answers.text(beside[f"{adapter}|{prompt}"])) for prompt in prompts]
-        assert sum(styled) >= int(0.95 * len(prompts)), adapter  # rounded down: one may ask for code
+        assert sum(styled) >= int(0.95 * len(prompts)), adapter  # rounded down, because a prompt may ask for code
         assert not any(style.matches(answers.text(alone[name])) for name in base)
 
 

@@ -121,7 +121,7 @@ def memory_beyond_model(folder: Path, quant: Quant) -> int:
 
 @pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
 def test_load_never_holds_two_copies_of_a_weight(quant: Quant, tmp_path) -> None:
-    """The head and the embedding have 100 MiB each as stored."""
+    """The head and the embedding have 100 MiB each in the file."""
     import torch
 
     Tiny("llama", "llama", {"vocab_size": 400_000, "hidden_size": 128}).save(tmp_path, torch.bfloat16)

@@ -164,7 +164,7 @@ class CheckedTape(Tape):
 
 @contextmanager
 def device_with_two_queues() -> Iterator[tuple[Any, Mapping[bool, CheckedStreams]]]:
-    """A device that captures steps, and its streams by Streams.after_router."""
+    """A device that captures steps. The mapping has its streams for each value of Streams.after_router."""
     streams = {after_router: CheckedStreams(after_router) for after_router in (False, True)}
     recorder = type("Recorder", (CheckedTape,), {"streams": streams})
     device = replace(PLAIN, recorder=recorder, streams=lambda after_router=False: streams[after_router])

@@ -74,7 +74,7 @@ def test_the_page_to_copy_may_be_the_one_that_makes_room() -> None:
     kv.close(computed(kv, [1] * 8))
     lease = kv.open(None, [1, 1, 1, 1, 1, 1, 2])
     assert lease.cached == 6
-    assert page_copies(kv) == []  # it is that page now
+    assert page_copies(kv) == []  # the lease takes over the page, so nothing is copied
     check_cache(kv, [lease])
 
 
@@ -298,7 +298,7 @@ def test_a_hit_ends_where_a_window_lacks_pages() -> None:
     kv.close(computed(kv, tokens))
     blocker = kv.open(None, [9])
     assert blocker is not None
-    blocker.next_share = 60  # as if it had computed as much
+    blocker.next_share = 60  # the blocks of this lease are not added to the tree before position 60
     assert kv.grow(blocker, 56)  # takes the pages of the first two blocks
     assert kv.open(None, tokens).cached == 16  # type: ignore[union-attr]
     assert kv.open(None, tokens[:9]).cached == 0  # type: ignore[union-attr]

@@ -456,7 +456,8 @@ def _constants(schema: Mapping[str, Any], name: str, tool: ToolSchema) -> Sequen
 
 
 def _check_type(schema: Mapping[str, Any], choices: Sequence[frozenset[str]], name: str, tool: ToolSchema) -> None:
-    """Raises SchemaRefused if `type` excludes a type of one of the choices, or types that are unknown (empty)."""
+    """Raises SchemaRefused if `type` excludes a type of a choice, or if the types of a choice are unknown (an empty
+    set)."""
     listed = listed_types(schema)
     if listed and not all(types and all(allows(listed, kind) for kind in types) for types in choices):
         raise SchemaRefused(tool.where, f"the keyword 'type' of {name}, which excludes some of its choices")

@@ -133,7 +133,7 @@ def test_a_text_that_continues_a_prompt_equals_the_end_of_both_decoded(tokenizer
 
 
 def test_token_bytes_join_to_the_text(folder: Path) -> None:
-    """Except for vocabularies with suffixes: there, the next token decides if a space follows a word."""
+    """This does not hold for vocabularies with suffixes: the next token decides if a space follows a word."""
     for kind in sorted(KINDS.keys() - {"suffixes"}):
         tokenizer = vocabulary(kind, folder)
         before = tokenizer.encode("the fox", add_special_tokens=False)
