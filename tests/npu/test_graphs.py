@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch_npu
@@ -13,6 +14,7 @@ from localllm.backends.npu.recorder import NpuRecorder
 from localllm.backends.pytorch.streams import SideStream
 
 from .ops.attention import FusedInferAttentionScoreV2
+from .ops.rules import Call
 from .test_ops import arguments, example_call
 
 pytestmark = pytest.mark.emulated
@@ -56,6 +58,24 @@ def test_replays_get_new_lengths(order: str) -> None:
             setattr(call, name, values[name].cpu())
         call.actual_seq_kvlen = lens
         torch.testing.assert_close(output.cpu(), op.compute(call)[0], rtol=0, atol=0)
+
+
+def test_replays_in_flight_keep_their_lengths(order: str) -> None:
+    op = FusedInferAttentionScoreV2()
+    values = arguments(op, "npu")
+    recorder = NpuRecorder()
+    with recorder.session():
+        recorder.begin()
+        output = torch.ops.npu.npu_fused_infer_attention_score_v2(**values)[0]
+        replay = recorder.end()
+    outputs = []
+    for lens in ([200, 100, 2], [3, 128, 129], [256, 256]):  # the last row of the last step is padding
+        replay(np.array(lens))
+        outputs.append(output.clone())
+    call = Call(**{**vars(example_call(op)), **{name: values[name].cpu() for name in ("query", "key", "value")}})
+    for lens, actual in zip(([200, 100, 2], [3, 128, 129], [256, 256, 1]), outputs, strict=True):
+        call.actual_seq_kvlen = lens
+        torch.testing.assert_close(actual.cpu(), op.compute(call)[0], rtol=0, atol=0)
 
 
 def test_a_replay_without_new_lengths_fails(order: str) -> None:
