@@ -21,12 +21,13 @@ pytestmark = pytest.mark.emulated
 NPU = torch.device("npu", 0)
 
 
-def captured(work: Callable[[], Tensor], *, update: bool = False) -> tuple[torch_npu.npu.NPUGraph, Tensor]:
+def captured(
+    work: Callable[[], Tensor], *, update: bool = False, mode: str = "global"
+) -> tuple[torch_npu.npu.NPUGraph, Tensor]:
     graph = torch_npu.npu.NPUGraph()
-    graph.auto_dispatch_capture = update
     side = torch_npu.npu.Stream()
     torch_npu.npu.synchronize()
-    with torch_npu.npu.graph(graph, stream=side, auto_dispatch_capture=update):
+    with torch_npu.npu.graph(graph, stream=side, auto_dispatch_capture=update, capture_error_mode=mode):
         output = work()
     return graph, output
 
@@ -40,10 +41,11 @@ def test_a_replay_computes_again_and_poisons_its_outputs_first(order: str) -> No
         assert torch.equal(output.cpu(), torch.full((4,), 2 * value + 1))
 
 
-def test_a_capture_refuses_to_wait(order: str) -> None:
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_a_capture_refuses_to_wait(mode: str) -> None:
     x = torch.zeros(4, device=NPU)
     with pytest.raises(RuntimeError, match="107027"):
-        captured(lambda: x.cpu())
+        captured(lambda: x.cpu(), mode=mode)
 
 
 def test_replays_get_new_lengths(order: str) -> None:
@@ -118,6 +120,25 @@ def test_a_missing_wait_reads_poison(order: str, fork: bool, join: bool) -> None
     x = torch.ones(4, device=NPU)
     torch_npu.npu.synchronize()
     assert forked(x, SideStream(torch_npu.npu), fork=fork, join=join).cpu().isnan().all()
+
+
+@pytest.mark.parametrize("order", ["early"], indirect=True)
+def test_a_missing_wait_in_a_graph_reads_poison(order: str) -> None:
+    x = torch.ones(4, device=NPU)
+    streams = SideStream(torch_npu.npu)
+
+    def work() -> Tensor:
+        streams._side.wait_stream(torch_npu.npu.current_stream())
+        late = x + 1  # after the fork
+        with torch_npu.npu.stream(streams._side):
+            output = late * 10
+        streams.join()
+        return output
+
+    graph, output = captured(work)
+    for _ in range(2):
+        graph.replay()
+        assert output.cpu().isnan().all()
 
 
 def test_a_capture_must_join_its_streams() -> None:
