@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     if offset not in (0.0, 1.0):
         return norms.rms_norm(x, weight, eps, offset)
     op = torch.ops.npu.npu_gemma_rms_norm if offset else torch.ops.npu.npu_rms_norm
-    output: Tensor = op(x, weight.to(x.dtype), epsilon=eps)[0]
+    output: Tensor = op(x.contiguous(), weight.to(x.dtype), epsilon=eps)[0]  # npu_gemma_rms_norm requires it
     return output
 
 

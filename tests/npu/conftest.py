@@ -25,8 +25,10 @@ if IS_ACTIVE:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch_npu warns about functions that a complete CANN has
         import torch
-        import torch_npu  # noqa: F401
 
+        from localllm.backends.npu.installation import start
+
+        start()
         torch.zeros(1, device="npu")
 
 

@@ -1,0 +1,64 @@
+"""The NPU's paged attention equals the reference: rows of any lengths, windows, sinks, in all implementations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.backends.npu.attention import ATTENTION, OTHERS
+from localllm.kernels.ops.attention import Attend, Rows, paged_attention
+
+from . import kernels
+from .op_cases import check_cases
+
+pytestmark = pytest.mark.emulated
+PAGED = {"lengths": ATTENTION.paged, **OTHERS}
+PAGE, HEADS, KV_HEADS, DIM = 128, 8, 2, 128
+STEPS = {  # the queries and the contexts of the rows
+    "decode": ((1, 1, 1), (1, 300, 129)),
+    "mixed": ((5, 1, 1, 7), (5, 200, 3, 384)),
+    "equal": ((4, 4), (130, 4)),
+    "prefill": ((9, 3, 2), (9, 150, 380)),
+}
+
+
+@pytest.mark.parametrize("name", PAGED)
+@torch.inference_mode()
+def test_small_pages(name: str) -> None:
+    """They have no kernel."""
+    check_cases("attention", replace(ATTENTION, paged=PAGED[name]))
+
+
+def step(queries: tuple[int, ...], contexts: tuple[int, ...]) -> tuple[Tensor, Rows, Attend]:
+    """The queries, rows and cache of a step. The pages of a row are in any order."""
+    generator = torch.Generator().manual_seed(sum(queries))
+    count = len(queries)
+    pages = torch.randn(2, 3 * count + 1, PAGE, KV_HEADS, DIM, generator=generator)
+    table = torch.randperm(3 * count, generator=generator).view(count, 3) + 1
+    starts = torch.tensor([0, *queries]).cumsum(0)
+    query = torch.randn(int(starts[-1]), HEADS, DIM, generator=generator)
+    rows = Rows(starts.int(), torch.tensor(contexts).int(), table.int(), queries, contexts)
+    return query, rows, Attend(pages[0], pages[1], DIM**-0.5)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("lengths", STEPS)
+@pytest.mark.parametrize("name", PAGED)
+@torch.inference_mode()
+def test_large_pages(name: str, lengths: str, window: int, sinks: bool) -> None:
+    query, rows, attend = step(*STEPS[lengths])
+    attend = attend._replace(window=window, sinks=torch.randn(HEADS) if sinks else None)
+    expected = paged_attention(query, rows, attend)
+    key, value = (pages.to("npu", torch.bfloat16) for pages in attend[:2])
+    on_npu = attend._replace(key_pages=key, value_pages=value)
+    if attend.sinks is not None:
+        on_npu = on_npu._replace(sinks=attend.sinks.to("npu"))
+    tensors = {name: getattr(rows, name).to("npu") for name in ("row_starts", "context_lens", "page_table")}
+    before = kernels.calls.total()
+    actual = PAGED[name](query.to("npu", torch.bfloat16), replace(rows, **tensors), on_npu)
+    assert kernels.calls.total() > before
+    torch.testing.assert_close(actual.cpu().float(), expected, rtol=2e-2, atol=2e-2)
