@@ -189,7 +189,8 @@ class Client(StoreCalls):
         yield Done(finish=finish, usage=usage, ttft=max(seconds - decode, 0.0), seconds=seconds)
 
     async def _answer_events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The events of an answer. The model has the flags of this client's load, or a message says that it has not."""
+        """The events of an answer. If another client loaded the model with other flags, this loads it again; if the model
+        is busy, a message says so."""
         model = body["model"]
         flags = self._flags.get(model)
         if flags is not None:

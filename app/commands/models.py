@@ -62,7 +62,7 @@ def _notices(models: list[ListedModel]) -> Iterator[str]:
 
 
 def _state(model: ListedModel) -> str:
-    """The description of a model; of a model with a problem, a mark before it."""
+    """The description of a model, with a mark before it if the model has a problem."""
     if not model.problem:
         return ", ".join(filter(None, (model.description, "" if model.purpose == "chat" else f"{model.purpose} model")))
     without_config = "missing files" if model.revision else "unfinished download"

@@ -140,7 +140,7 @@ def _config(end: int) -> dict[str, Any]:
 
 
 def _angles() -> NDArray[np.float64]:
-    """The angles by which RoPE turns a pair of dimensions between two tokens at the distance."""
+    """The angles by which RoPE rotates the pairs of dimensions between two tokens at the distance."""
     return (DISTANCE - 1) * _THETA ** (-np.arange(_HEAD // 2) / (_HEAD // 2))
 
 

@@ -86,7 +86,7 @@ def test_a_copy_is_dropped_with_its_target() -> None:
     assert page_copies(kv) == []
     first, second = kv.open(None, [1, 1, 2]), kv.open(None, [1, 1, 1, 2])
     kv.close(first)
-    third = kv.open(None, [1, 2])  # gets the page that was to be copied into
+    third = kv.open(None, [1, 2])  # gets the page that was the target of the copy
     assert third.pages[0] == first.pages[0]
     assert sorted(target for _, target in page_copies(kv)) == sorted([*second.pages[0], *third.pages[0]])
     check_cache(kv, [second, third])

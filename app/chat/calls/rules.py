@@ -16,7 +16,9 @@ from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
 _TEXT = "(?s:.*)"
-_FREE_ARGUMENTS = {"type": ["object", "array", "string", "null"]}  # those that the reader of calls reports
+_FREE_ARGUMENTS = {
+    "type": ["object", "array", "string", "null"]
+}  # the types of arguments that the reader of calls reports
 _SPACES = re.compile(r"(\s+)")
 _ROOT_KEYWORDS = {"$ref", "type", "$defs", "x-guidance"}
 _OBJECT_KEYWORDS = {"type", "properties", "required", "additionalProperties", "$defs", "x-guidance"}
