@@ -100,7 +100,6 @@ def variables() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",  # the tests run in several processes
         "TASK_QUEUE_ENABLE": "0",  # torch_npu calls ACL in the thread of the op
         "LOCALLLM_NPU_FAKE": "1",
-        "OMP_NUM_THREADS": "1",  # as scripts/test: the tensors are small
     }
 
 
