@@ -189,7 +189,7 @@ class Client(StoreCalls):
         yield Done(finish=finish, usage=usage, ttft=max(seconds - decode, 0.0), seconds=seconds)
 
     async def _answer_events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The events of an answer. If another client loaded the model with other flags, this loads it again; if the model
+        """The events of an answer. If another client loaded the model with other flags, loads it again; if the model
         is busy, a message says so."""
         model = body["model"]
         flags = self._flags.get(model)
