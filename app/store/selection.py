@@ -191,9 +191,7 @@ def gguf_variants(files: Iterable[tuple[str, int]]) -> tuple[Variant, ...]:
 def default_quant(variants: Sequence[Variant]) -> str:
     """The quantisation that represents a repository: Q4_K_M, else the smallest; empty without a variant."""
     quants = [variant.quant for variant in variants]
-    if DEFAULT_QUANT in quants:
-        return DEFAULT_QUANT
-    return quants[0] if quants else ""
+    return DEFAULT_QUANT if DEFAULT_QUANT in quants else "".join(quants[:1])
 
 
 def gguf_quants(names: Iterable[str]) -> list[str]:

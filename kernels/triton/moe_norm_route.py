@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..ops.moe import Routed, Routing
 from .moe_route import choice_of, choose
-from .overlap import launch_dependents, overlapping, wait_for_previous
+from .overlap import follow_previous, overlapping
 from .target import counters, device_properties
 
 MAX_TOKENS = 8
@@ -53,9 +53,7 @@ def norm_route_kernel(
     from_router = router + expert.to(tl.int64)[:, None] * pitch + column[None, :]
     weight = tl.load(from_router, mask=exists[:, None] & inside[None, :], other=0.0)
     factor = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32) + offset
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     token = tl.program_id(1).to(tl.int64)
     at = token * hidden + column
     total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)

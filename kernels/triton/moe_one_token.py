@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ops.moe import Routed
 from .moe_product import _gated
-from .overlap import launch_dependents, overlapping, wait_for_previous
+from .overlap import follow_previous, overlapping
 from .widen import Quantised, e4m3, record_of
 
 TOP_K = 8  # the number of experts for which the block sizes are tuned, on H200
@@ -30,9 +30,7 @@ def one_token_up_kernel(
     IN: tl.constexpr, GATE: tl.constexpr, PAIRS: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (block of PAIRS gates and as many ups, choice) -> out [choices, inner]. x [IN]. GATE: as in _gated."""
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     choice = tl.program_id(1)
     expert = tl.load(experts + choice).to(tl.int64)
     lane = tl.arange(0, 2 * PAIRS)
@@ -66,9 +64,7 @@ def one_token_down_kernel(
     inside = k < inner
     weight = tl.load(data + row[:, :, None] * pitch + k[None, None, :], mask=inside[None, None, :], other=0)
     share = tl.load(weights + choice)
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     activations = tl.load(x + choice[:, None] * inner + k[None, :], mask=inside[None, :], other=0).to(tl.float32)
     activations = activations * share[:, None]
     total = tl.sum(tl.sum(weight.to(tl.float32) * activations[:, None, :], 0), 1)
@@ -97,9 +93,7 @@ def one_token_up_fp8_kernel(
     ONE: tl.constexpr, RECORDS: tl.constexpr, PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Like one_token_up_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     choice = tl.program_id(1)
     expert = tl.load(experts + choice).to(tl.int64)
     lane = tl.arange(0, 2 * PAIRS)
@@ -133,9 +127,7 @@ def one_token_down_fp8_kernel(
     byte = tl.load(data + output[:, None, None] * pitch + k[None, :, :], mask=inside[None, :, :], other=0)
     factor = _scales(scale, output, 0, inner, subs, RECORDS, ONE, BLOCK_K, SUB)
     share = tl.load(weights + choice)
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     from_choice = x + choice[:, None, None] * inner + k[None, :, :]
     activations = tl.load(from_choice, mask=inside[None, :, :], other=0).to(tl.float32)
     products = e4m3(byte, x.dtype.element_ty, PTX).to(tl.float32) * factor * activations

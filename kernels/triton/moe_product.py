@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.moe import ExpertGate
-from .overlap import launch_dependents, overlapping, wait_for_previous
+from .overlap import follow_previous, overlapping
 from .small_batch import _add_bytes
 from .widen import Quantised, e2m1, nibbles, record_of
 
@@ -131,9 +131,7 @@ def grouped_kernel(
     the first half of the outputs are gates of the second half; both are rounded to the type of `like` first. The first
     half of the outputs of a block are then gates, too.
     """
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     tile = tl.program_id(1)
     lane = tl.arange(0, BLOCK_M)
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -184,9 +182,7 @@ def grouped_kernel(
 @triton.jit
 def combine_kernel(out, y, weights, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Program (token, block): the sum over a token's choices of weight * y, in float32, in the order of the choices."""
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..ops import moe as reference
 from ..ops.moe import Routed, Routing
-from .overlap import launch_dependents, overlapping, wait_for_previous
+from .overlap import follow_previous, overlapping
 from .target import device_properties
 
 BLOCK = 1024  # choices of a program that sorts
@@ -137,9 +137,7 @@ def _route(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program `token` chooses the experts of a token."""
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     choose(
         experts, weights, token, logits + token * stride, correction, scale,
@@ -236,9 +234,7 @@ def _sort(
     ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program `own` reads all choices, and writes the positions and the tiles of the expert `own`."""
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
+    follow_previous(OVERLAP)
     own = tl.program_id(0)
     expert = tl.arange(0, BLOCK_E)
     lane = tl.arange(0, BLOCK)

@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel starts while the previous kernel of the stream still runs.
 
-A kernel that `overlapping` launches calls `wait_for_previous` before it reads results of an earlier kernel, and before
-its first store. A kernel calls `launch_dependents` after `wait_for_previous`, so that the next kernel may read
-the results of all kernels before this one from its start.
+A kernel that `overlapping` launches calls `follow_previous` before it reads results of an earlier kernel, and before
+its first store. The next kernel starts after this wait: from its start, it may read the results of all kernels before
+this one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ import triton.language as tl
 
 
 @triton.jit
-def wait_for_previous():
-    """Waits until the previous kernel has ended, so that its stores are visible."""
-    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def launch_dependents():
-    """Permits the start of the next kernel, after all programs of this kernel called it."""
-    tl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
+def follow_previous(OVERLAP: tl.constexpr):
+    """Waits until the previous kernel has ended, so that its stores are visible. Then permits the start of the next
+    kernel, after all programs of this kernel called it."""
+    if OVERLAP:
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 def overlapping(overlap: bool) -> dict[str, Any]:
