@@ -11,6 +11,7 @@ from typing import Any
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 MAX_CHAIN = 16  # references in a chain
 MAX_LITERAL = 2**16  # characters of a value of Python
+_TYPE_NAMES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
@@ -91,21 +92,8 @@ def _intersection(options: Sequence[frozenset[str]]) -> frozenset[str]:
 
 
 def type_of(value: object) -> str:
-    """The JSON type of a value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    """The JSON type of a value, as json.loads returns it."""
+    return _TYPE_NAMES.get(type(value), "object")
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
