@@ -59,7 +59,7 @@ def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None)
         query.contiguous(),
         *_pages(attend),
         **_constants(query, attend),
-        **_causal_mask(query, attend.window),
+        **causal_mask(query, attend.window),
         block_table=rows.page_table,
         actual_seq_qlen=list(accumulate(rows.query_lens)),
         actual_seq_kvlen=list(rows.contexts),
@@ -96,7 +96,7 @@ def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend) -> Tenso
     table = rows.page_table[run.rows]
     contexts = rows.contexts[run.rows]
     if run.queries > 1:
-        mask = _causal_mask(query, attend.window)
+        mask = causal_mask(query, attend.window)
     elif attend.window and attend.window < max(contexts):
         mask = {"atten_mask": _window_mask(rows.context_lens[run.rows], table.shape[1] * attend.page_size, attend)}
     else:
@@ -132,7 +132,7 @@ def _constants(query: Tensor, attend: Attend) -> dict[str, Any]:
     }
 
 
-def _causal_mask(query: Tensor, window: int) -> dict[str, Any]:
+def causal_mask(query: Tensor, window: int) -> dict[str, Any]:
     """The arguments that mask the positions after each query, and those before its window."""
     triangle = {"atten_mask": _triangle(query.device)}
     if not window:

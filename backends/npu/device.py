@@ -91,6 +91,7 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
         page_size=PAGE_SIZE,
         step_tokens=step_tokens,
         row_tokens=None,
+        latent_parts=True,
         recorder=NpuRecorder,
         captured_rows=captured_rows,
         max_graphs=MAX_GRAPHS,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...kernels.ops import Ops
 from .attention import ATTENTION
 from .cache import WRITES
 from .elementwise import ACTIVATION, NORM, ROPE
 from .experts import MOE
+from .latent import latent_attention
 from .lora import LORA
 from .products import LINEAR
 
@@ -18,5 +21,5 @@ OPS = Ops(
     moe=MOE,
     lora=LORA,
     kv=WRITES,
-    attention=ATTENTION,
+    attention=replace(ATTENTION, latent=latent_attention),
 )

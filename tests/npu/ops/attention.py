@@ -85,14 +85,15 @@ def _check_tensors(s: Score) -> None:
     rule((s.key.dtype == torch.int8) == (s.key_scale is not None), f"{name}: int8 keys, and no others, have scales")
     rule((s.query_rope is None) == (s.key_rope is None), f"{name}: query_rope and key_rope are both set, or neither")
     rule(s.heads % s.kv_heads == 0, f"{name}: kv heads divide the query heads")
-    rule(s.heads // s.kv_heads <= 64, f"{name}: at most 64 query heads for each kv head")
+    is_few = s.heads // s.kv_heads <= 64 or s.query_rope is not None
+    rule(is_few, f"{name}: at most 64 query heads for each kv head")
     rule(s.heads <= 256 and s.dim() <= 512, f"{name}: at most 256 heads of at most 512 dimensions")
     unit = 32 if s.key.dtype == torch.int8 else 16
     rule(s.dim() % unit == 0, f"{name}: the dimension is a multiple of 16, or of 32 for int8")
     is_narrow = s.layout not in ("BSH", "BSND") or s.queries == 1 or s.heads * s.dim() < 65535
     rule(is_narrow, f"{name}: heads * dimension is less than 65535")
     if s.layout == "TND":
-        is_real = s.query.dtype == torch.bfloat16 and (s.dim() in (128, 192) or s.query_rope is not None)
+        is_real = s.query_rope is not None or (s.query.dtype == torch.bfloat16 and s.dim() in (128, 192))
         size_rule(is_real, f"{name}: TND has bfloat16 and a dimension of 128 or 192")
 
 
