@@ -364,8 +364,15 @@ def replace(name: str, kernel: Compute) -> None:
     _libraries[space].impl(rest, kernel, "PrivateUse1", allow_override=True)
 
 
+def _attention(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
+    """torch's attention by products and a softmax; torch_npu's own calls a fused op."""
+    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, scale=scale, enable_gqa=enable_gqa)[0]
+    return result
+
+
 def install() -> None:
     """Replace the kernels of torch_npu."""
+    replace("aten::scaled_dot_product_attention", _attention)
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and _is_replaced(name):
             replace(name, SPECIAL.get(name) or Kernel(name))

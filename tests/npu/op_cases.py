@@ -44,7 +44,7 @@ def check_cases(family: str, implementations: Any) -> set[str]:
     for case, dtype in _cases(family):
         arguments, expected = reference_run(case, dict(Ops())[case.op], dtype)
         on_device = device_arguments(case, ops, arguments, DEVICE, dtype)
-        with called:
+        with called, torch.inference_mode():
             outputs = call_op(case, dict(ops)[case.op], on_device)
         assert not mismatch(outputs, expected, case.tolerances[dtype]), (str(case), dtype)
     return called.names
@@ -58,7 +58,7 @@ def check_contract(family: str, implementations: Any) -> set[str]:
     for case, dtype in _cases(family):
         arguments, expected = reference_run(case, dict(Ops())[case.op], dtype)
         on_meta = device_arguments(case, ops, arguments, "meta", dtype)
-        with called:
+        with called, torch.inference_mode():
             outputs = call_op(case, dict(ops)[case.op], on_meta)
         assert [output.shape for output in outputs] == [target.shape for target in expected], str(case)
     return called.names
