@@ -21,6 +21,7 @@ from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases import CASES
+from localllm.kernels.ops.cases.attention import _latents
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
 
@@ -49,6 +50,7 @@ OPTIONS = LoadOptions(cache_bytes=2**23, page_size=16, max_rows=4, max_step_toke
 FREE = 2**30
 LABELS = ("deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-yarn", "deepseek_v3-dense")
 WIDE = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32}  # the dimensions of the kernel
+REAL = {"heads": 4, "rotary": 64, "rank": 512, "page_size": 128}
 PROMPT = 40  # longer than the rows of the kernel
 
 
@@ -94,3 +96,26 @@ def test_kernels_compute_models_with_real_dimensions(
     assert (actual - expected).abs().max() < bound
     assert kernels.calls[KERNEL] > 0
     assert (kernels.calls[f"{KERNEL}.out"] > 0) == (graphs != "off"), "captured decode steps"
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("shape", "calls"),
+    [
+        ({"heads": 128}, 1),
+        ({"heads": 1, "page_size": 16}, 1),
+        ({"heads": 24}, 0),
+        ({"page_size": 64}, 0),
+        ({"rank": 256}, 0),
+        ({"rotary": 32}, 0),
+    ],
+    ids=str,
+)
+def test_kernel_computes_the_shapes_of_its_documentation(shape: dict[str, int], calls: int) -> None:
+    make = _latents([(1, 40), (3, 20)], **{**REAL, **shape}, apart=True)
+    case = Case("attention.latent", "shape", make)
+    arguments, expected = reference_run(case, dict(Ops())[case.op], torch.bfloat16)
+    kernels.calls.clear()
+    outputs = call_op(case, OPS.attention.latent, device_arguments(case, OPS, arguments, "npu", torch.bfloat16))
+    assert not mismatch(outputs, expected, case.tolerances[torch.bfloat16])
+    assert kernels.calls[KERNEL] == calls
