@@ -103,7 +103,8 @@ def append_latent(
     query, key = heads.split((heads.shape[1] - 1, 1), dim=1)
     rotate = Rope().neox if rotation == "neox" else Rope().interleaved
     query, key = rotate(query, key, cos, sin)
-    for part, places in zip(key.split([each.shape[3] for each in pages], dim=2), pages, strict=True):
+    parts = (key,) if len(pages) == 1 else key.split([each.shape[3] for each in pages], dim=2)
+    for part, places in zip(parts, pages, strict=True):
         _put(part, places, slots)
     return query
 
