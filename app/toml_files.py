@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -52,8 +51,3 @@ def replace(file: Path, text: str) -> None:
 def _failed(file: Path, error: OSError) -> StorageFailed:
     hint = f"make {file.parent} writable for this user, or set LOCALLLM_CONFIG to a file that you can write"
     return StorageFailed(f"cannot write {file}: {error}", hint=hint)
-
-
-def quoted(value: Value) -> str:
-    """A value or key in TOML. The text of a JSON string is also a TOML string, except for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

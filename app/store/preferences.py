@@ -18,7 +18,6 @@ import msgspec
 
 from .. import paths, toml_files
 from ..errors import ConfigError
-from ..toml_files import quoted
 
 HEADER = "# Written by `localllm alias` and `localllm config MODEL`.\n"
 Value = str | int | float
@@ -78,13 +77,7 @@ def set_settings(model: str, values: Mapping[str, Value]) -> None:
 
 def _write(preferences: Preferences) -> None:
     """Replace the file atomically."""
-    lines = [HEADER]
-    if preferences.aliases:
-        lines += ["[aliases]", *_table(preferences.aliases), ""]
-    for model, values in sorted(preferences.settings.items()):
-        lines += [f"[settings.{quoted(model)}]", *_table(values), ""]
-    toml_files.replace(paths.models_file(), "\n".join(lines))
+    import tomlkit
 
-
-def _table(values: Mapping[str, Value]) -> list[str]:
-    return [f"{quoted(key)} = {quoted(value)}" for key, value in sorted(values.items())]
+    text = tomlkit.dumps(msgspec.to_builtins(preferences), sort_keys=True)
+    toml_files.replace(paths.models_file(), f"{HEADER}\n{text}")

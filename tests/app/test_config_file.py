@@ -13,7 +13,7 @@ from localllm.app.errors import ConfigError, StorageFailed
 
 WRITTEN = """\
 # my settings
-port = 8080
+port = 8080  # mine
 "quant" = 'int8'
 
 allowed_hosts = [  # at home
@@ -29,8 +29,8 @@ idle_unload = 2.0"""
 @pytest.mark.parametrize(
     ("changes", "removed", "added"),
     [
-        ({"port": 1}, ["port = 8080"], ["port = 1"]),
-        ({"quant": "int4"}, ["\"quant\" = 'int8'"], ['quant = "int4"']),
+        ({"port": 1}, ["port = 8080  # mine"], ["port = 1  # mine"]),
+        ({"quant": "int4"}, ["\"quant\" = 'int8'"], ['"quant" = "int4"']),
         ({"quant": None}, ["\"quant\" = 'int8'"], []),
         ({"model": "org/m"}, ['model = """', 'guide"""'], ['model = "org/m"']),
         ({"allowed_hosts": None}, WRITTEN.splitlines()[4:8], []),
