@@ -35,7 +35,15 @@ def errors_of(
     npu: Device | None, folder: Path, shape: Tiny, logits: list[Tensor], graphs: Graphs, dtype: str
 ) -> Tensor:
     """Absolute errors of the log-probabilities. `npu`: None for the fake NPU."""
-    options = LoadOptions(cache_bytes=2**25, max_rows=4, max_step_tokens=64, threads=1, dtype=dtype, graphs=graphs)
+    options = LoadOptions(
+        context=shape.context,
+        cache_bytes=2**25,
+        max_rows=4,
+        max_step_tokens=64,
+        threads=1,
+        dtype=dtype,
+        graphs=graphs,
+    )
     errors, _ = difference(open_runner(read_model(folder), options, npu or device(options), FREE), shape, logits)
     return errors.abs()
 
