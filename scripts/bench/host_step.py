@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from rows import Row, parser, row, save
 
-from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.device import Captured, Device
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.kv import PagedKV
@@ -103,8 +103,8 @@ class EmptyRecorder:
     def begin(self) -> None:
         pass
 
-    def end(self) -> Callable[[], None]:
-        return lambda: None
+    def end(self) -> Captured:
+        return lambda contexts: None
 
     def call(
         self, function: Callable[..., tuple[torch.Tensor, ...]], *arguments: torch.Tensor
