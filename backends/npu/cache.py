@@ -22,17 +22,6 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
     )
 
 
-def store_atb(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
-    """As `store`, with the op of the library ATB."""
-    torch.ops.atb._npu_reshape_and_cache(
-        key.to(key_pages.dtype).contiguous(),
-        value.to(value_pages.dtype).contiguous(),
-        key_pages,
-        value_pages,
-        slots.int(),
-    )
-
-
 def append_latent(
     heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: tuple[Tensor, ...]
 ) -> Tensor:

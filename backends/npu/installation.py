@@ -14,7 +14,7 @@ REAL = "Ascend"  # the names of all chips begin with it
 
 
 def problem() -> str:
-    """The first thing that is missing, with the way to mend it; empty if nothing is missing. Imports no package."""
+    """The first missing requirement and its remedy; empty if the machine has all. Imports no package."""
     return next(_problems(DEVICES), "")
 
 
