@@ -60,7 +60,7 @@ class TierCount:
                 continue
             outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())) or "none"
             terminalreporter.write_line(f"tier {tier}: {outcomes}")
-        if "LOCALLLM_NPU_FAKE" not in os.environ:
+        if "FAKE_ACL" not in os.environ:
             terminalreporter.write_line("tests/npu: not run; make test-npu builds their environment")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

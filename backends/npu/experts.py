@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -27,25 +26,6 @@ MAX_ROUTED = 2048  # experts of npu_moe_gating_top_k; those of a group count as 
 MIN_GROUP = 3  # experts of a group of npu_moe_gating_top_k
 SCORES = ("softmax", "sigmoid")  # index: norm_type
 GROUP_SCORES = ("max", "top2")  # index: group_select_mode
-TILE = 64  # columns of gates, and of ups, that alternate for FUSED_DEEP_MOE
-
-
-class FusedMoEMode(IntEnum):
-    """Kernels that dispatch tokens to the devices of their experts, multiply and combine in one launch. torch_npu has
-    none of them (CANN's add-on packages have), so `experts` composes its ops, whose weights have the layout of
-    DISPATCH_FFN_COMBINE."""
-
-    FUSED_DEEP_MOE = 1
-    DISPATCH_FFN_COMBINE = 2
-
-
-def fused_columns(gate_up: Tensor, mode: FusedMoEMode) -> Tensor:
-    """Columns [..., 2 * inner], gates first, in the order of a mode. FUSED_DEEP_MOE: TILE gates and TILE ups alternate;
-    inner must be a multiple of TILE."""
-    if mode == FusedMoEMode.DISPATCH_FFN_COMBINE:
-        return gate_up
-    tiles: Tensor = gate_up.unflatten(-1, (2, -1, TILE))
-    return tiles.transpose(-3, -2).flatten(-3)
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-IS_ACTIVE = "LOCALLLM_NPU_FAKE" in os.environ
+IS_ACTIVE = "FAKE_ACL" in os.environ
 collect_ignore_glob = [] if IS_ACTIVE else ["test_*.py"]
 
 if IS_ACTIVE:

@@ -99,7 +99,7 @@ def variables() -> dict[str, str]:
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `import torch` does not import torch_npu; the tests do
         "OMP_NUM_THREADS": "1",  # the tests run in several processes
         "TASK_QUEUE_ENABLE": "0",  # torch_npu calls ACL in the thread of the op
-        "LOCALLLM_NPU_FAKE": "1",
+        "FAKE_ACL": "1",
     }
 
 

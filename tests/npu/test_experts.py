@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing, grouped products of every format, and the layouts of fused kernels."""
+"""Mixtures of experts: routing, and grouped products of every format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from localllm.backends.npu import experts
-from localllm.backends.npu.experts import MOE, FusedMoEMode, fused_columns
+from localllm.backends.npu.experts import MOE
 from localllm.backends.npu.formats import WeightFormats
 from localllm.backends.npu.products import Dense
 from localllm.kernels.ops import moe as reference
-from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.cases.reference_check import copy_to
 from localllm.kernels.ops.moe import ExpertWeights, Routed, Routing
@@ -111,18 +110,3 @@ def test_unsupported_groups_of_experts_are_routed_by_the_reference() -> None:
         routed = experts.route(logits.to(DEVICE), routing)
     assert not called.names
     assert torch.equal(routed.experts.cpu(), reference.route(logits, routing).experts)
-
-
-def test_modes_have_the_numbers_of_sglang() -> None:
-    assert {mode.name: mode.value for mode in FusedMoEMode} == {"FUSED_DEEP_MOE": 1, "DISPATCH_FFN_COMBINE": 2}
-
-
-def test_fused_deep_moe_alternates_tiles_of_gates_and_ups() -> None:
-    """A product with permuted columns has permuted outputs: tile by tile, it computes the same activations."""
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(3, 32, generator=generator)
-    gate_up = torch.randn(2, 32, 2 * 192, generator=generator)
-    tiles = (x @ fused_columns(gate_up, FusedMoEMode.FUSED_DEEP_MOE)).split(128, dim=-1)
-    activated = torch.cat([silu_and_mul(tile) for tile in tiles], dim=-1)
-    torch.testing.assert_close(activated, silu_and_mul(x @ gate_up))
-    assert fused_columns(gate_up, FusedMoEMode.DISPATCH_FFN_COMBINE) is gate_up
