@@ -20,7 +20,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
     key and value [tokens, kv heads, dim]; pages [pages, page_size, kv heads, dim], contiguous; slots [tokens].
     If tokens have the same slot (padding in page 0), any one of their values may remain. Pages may have another float
-    dtype; values are clamped to the range of float8_e4m3fn.
+    dtype; values are clamped to the range of a float8 dtype.
     """
     _put(key, key_pages, slots)
     _put(value, value_pages, slots)
@@ -28,7 +28,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
     places = pages.view(-1, *x.shape[1:])
-    if pages.dtype == torch.float8_e4m3fn:  # copy as bytes, because index_copy_ does not support float8
+    if pages.itemsize == 1:  # copy as bytes, because index_copy_ does not support float8
         limit = torch.finfo(pages.dtype).max
         places.view(torch.uint8).index_copy_(0, slots, x.clamp(-limit, limit).to(pages.dtype).view(torch.uint8))
     else:

@@ -115,12 +115,12 @@ class Call(NamedTuple):
 
 
 def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
-    """The cache has the queries' dtype or float8_e4m3fn. Queries and pages may be strided views. Concurrent calls on
-    two streams are safe."""
+    """The cache has the queries' dtype, float8_e4m3fn or the float8 format of the target. Queries and pages may be
+    strided views. Concurrent calls on two streams are safe."""
     device = device_properties(query.device)
     dim = query.shape[2]
     key_pages, value_pages = attend.key_pages, attend.value_pages
-    is_supported = _supported(query, key_pages, value_pages) and dim <= MAX_DIM
+    is_supported = _supported(query, key_pages, value_pages, device) and dim <= MAX_DIM
     tile_sizes = tiling(query.shape[1] // attend.kv_heads, dim, query.dtype, device) if is_supported else None
     if tile_sizes is None:
         return reference.paged_attention(query, rows, attend, out)
@@ -145,7 +145,9 @@ def latent_attention(
     tokens, heads, dim = query.shape
     rank = dim - start
     group = _latent_group(heads)
-    is_supported = not others and _supported(query, keys, keys) and keys.dtype == query.dtype and rank <= MAX_DIM
+    is_supported = (
+        not others and _supported(query, keys, keys, device) and keys.dtype == query.dtype and rank <= MAX_DIM
+    )
     tile_sizes = tiling(group, rank, query.dtype, device, start) if is_supported else None
     if tile_sizes is None:
         return reference.latent_attention(query, pages, rows, scale, start, out)
@@ -179,7 +181,7 @@ def _compute(call: Call, tile_sizes: tuple[int, int]) -> None:
 def _fp8_conversion(query: torch.dtype, cache: torch.dtype, device: Device) -> Fp8:
     if cache == query:
         return ""
-    return "native" if device.converts_fp8 else "bits"
+    return "native" if device.target.fp8 == cache else "bits"
 
 
 def _launches(call: Call, tile_sizes: tuple[int, int]) -> list[tuple[Launch, Tensor | None]]:
@@ -222,8 +224,8 @@ def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
     return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
 
-def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
-    dtypes = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
+def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor, device: Device) -> bool:
+    dtypes = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn, device.target.fp8)
     dense_heads = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
     return dtypes and dense_heads
 
@@ -269,7 +271,7 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     d = max(16, triton.next_power_of_2(dim))
     large = device.shared >= LARGE_SHARED
     n = max(16, min(64 if large else 32, 16384 // (d * dtype.itemsize)))
-    if device.narrow:
+    if device.target.narrow:
         n = max(16, n // 2)
     stage = 2 * n * d * dtype.itemsize  # bytes
     long = queries > SHORT_QUERIES
@@ -277,7 +279,7 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     query_bytes = m * d * dtype.itemsize if long else 0
     buffers = (device.shared - query_bytes) // resident - 4096
     stages = max(1, min(2, buffers // stage))
-    warps = 8 if device.narrow or m >= _large_tile(dim, device) else 4
+    warps = 8 if device.target.narrow or m >= _large_tile(dim, device) else 4
     return Blocks(m, n, d, warps, 2 * stages + 1, resident)  # stages include the prefetch of the page table
 
 
@@ -287,9 +289,9 @@ def _latent_shape(lines: int, dim: int, extra: int, dtype: torch.dtype, device: 
     d = max(16, triton.next_power_of_2(dim))
     e = max(16, triton.next_power_of_2(extra))
     n = max(16, min(64 if device.shared >= LARGE_SHARED else 32, 32768 // (d * dtype.itemsize)))
-    if device.narrow or (m >= 32 and device.shared < LARGE_SHARED):
+    if device.target.narrow or (m >= 32 and device.shared < LARGE_SHARED):
         n = 16
-    warps = 8 if device.narrow or m >= 32 else 4
+    warps = 8 if device.target.narrow or m >= 32 else 4
     resident = 2 if m == 16 else 1
     blocks = Blocks(m, n, d, warps, 3, resident, e)
     while n > 16 and not blocks.fits(dtype, device):

@@ -55,9 +55,7 @@ def append_latent(
 
 def _converts(pages: Tensor) -> bool:
     """True if Triton on this device converts floats to the dtype of the pages."""
-    if pages.dtype == torch.float8_e4m3fn:
-        return device_properties(pages.device).converts_fp8
-    return pages.dtype in FLOATS
+    return pages.dtype in FLOATS or pages.dtype == device_properties(pages.device).target.fp8
 
 
 @triton.jit
@@ -104,4 +102,6 @@ def _as(x, dtype: tl.constexpr):
     """`x` (float32) converted to `dtype`; for float8, clamped to the range of float8 first."""
     if dtype == tl.float8e4nv:
         x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+    elif dtype == tl.float8e4b8:
+        x = tl.minimum(tl.maximum(x, -240.0), 240.0)
     return x.to(dtype)

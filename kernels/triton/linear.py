@@ -74,7 +74,7 @@ def product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtyp
 
 def _sums(x: Tensor, weights: Tensor) -> Tensor:
     """x @ weightsᵀ in float32, because many logits would be equal after rounding to 16 bits."""
-    if x.dtype != torch.float32 and device_properties(x.device).mixed_products:
+    if x.dtype != torch.float32 and device_properties(x.device).target.float_sums:
         return torch.mm(x, weights.t(), out_dtype=torch.float32)
     return torch.mm(x.float(), weights.t().float())
 
@@ -82,7 +82,7 @@ def _sums(x: Tensor, weights: Tensor) -> Tensor:
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """The product with a plain weight. Float32 outputs (logits) of 16-bit inputs are sums that were not rounded."""
     narrow = weight.dtype == x.dtype != torch.float32 and supports(x)
-    if dtype != torch.float32 or not narrow or x.numel() == 0 or not device_properties(x.device).mixed_products:
+    if dtype != torch.float32 or not narrow or x.numel() == 0 or not device_properties(x.device).target.float_sums:
         return reference.dense(x, weight, bias, dtype)
     sums = _sums(x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:
@@ -95,7 +95,7 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
     out_features, in_features = weight.data.shape
     rows = x.numel() // max(in_features, 1)
     if rows > MAX_ROWS:
-        supported = device_properties(x.device).mixed_products and in_features % 16 == out_features % 8 == 0
+        supported = device_properties(x.device).target.integer_sums and in_features % 16 == out_features % 8 == 0
     else:
         supported = rows > 0 and x.dtype in FLOATS and 0 < in_features <= MAX_IN_FEATURES and out_features > 0
     if not supported:

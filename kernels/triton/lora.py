@@ -209,16 +209,16 @@ def _covered(out: Tensor, weights: LoraWeights) -> bool:
 
 def blocks_of(chunk: int, width: int, dtype: torch.dtype, device: Device) -> Blocks:
     """The largest blocks of `shrink` whose operands fit the device, for tiles of `chunk` tokens and `width` results.
-    Where the operands are in registers (float32, AMD wavefronts of 32 lanes), blocks have few inputs."""
+    Where the operands are in registers (float32, narrow targets), blocks have few inputs."""
     columns = min(COLUMNS, padded(width))
-    most = 32 if dtype == torch.float32 or device.narrow else 128
+    most = 32 if dtype == torch.float32 or device.target.narrow else 128
     shapes = (Blocks(columns, inputs, stages) for inputs in (most, 32, 16) for stages in (3, 2, 1))
     return next(blocks for blocks in shapes if blocks.shared(chunk, dtype) <= device.shared)
 
 
 def expansion(chunk: int, rank: int, dtype: torch.dtype, device: Device) -> dict[str, Any]:
     """The launch parameters of `expand`: few ranks at once where the operands of a product are in registers."""
-    on_tensor_cores = device.compiler == "cuda" and dtype != torch.float32
+    on_tensor_cores = device.target.precision == "tf32" and dtype != torch.float32
     return {
         "RANKS": min(32 if on_tensor_cores else 16, padded(rank)),
         "BLOCK_N": COLUMNS,

@@ -113,43 +113,45 @@ def compute(x: Tensor, routed: Routed, weights: ExpertWeights, gate_up: Quantise
     if choices == 0:
         return torch.zeros_like(x)
     device = device_properties(x.device)
-    ptx = device.compiler == "cuda"
+    target = device.target
     x = x if x.stride(-1) == 1 else x.contiguous()
     gate = GATES.index(weights.gate)
     has_bias = weights.gate_up_bias is not None or weights.down_bias is not None
-    if device.is_hopper and x.dtype == torch.bfloat16 and supports_one_token(routed, gate_up, down, has_bias):
-        return one_token(x, routed, gate_up, down, gate, device.overlaps, ptx)
+    if target.descriptors and x.dtype == torch.bfloat16 and supports_one_token(routed, gate_up, down, has_bias):
+        return one_token(x, routed, gate_up, down, gate, target)
     sort = choices > FEW
     tiled = choices if sort else 0
     sizes = tiled, weights.experts, x.dtype, device
     first = blocks_of(gate_up, *sizes)
     second = blocks_of(down, *sizes)
     if sort:
-        plan = sort_choices(routed.experts, weights.experts, first.m, device.overlaps)
-        rows = Rows(plan.tiles, plan.order, top_k, device.overlaps, device.is_hopper)
+        plan = sort_choices(routed.experts, weights.experts, first.m, target.overlaps)
+        rows = Rows(plan.tiles, plan.order, top_k, target.overlaps, target.descriptors)
     else:
-        rows = Rows(routed.experts.view(-1), None, top_k, device.overlaps)
+        rows = Rows(routed.experts.view(-1), None, top_k, target.overlaps)
     inner = x.new_empty(choices, weights.inner)
     prepared, scale = prepare(x, weights.op, weights.gate_up)
-    multiply = partial(multiply_all if first.m < WIDE_ROWS else multiply_widened, rows, weights.experts, x, ptx)
+    multiply = partial(
+        multiply_all if first.m < WIDE_ROWS else multiply_widened, rows, weights.experts, x, target.assembly
+    )
     multiply(inner, prepared, scale, gate_up, weights.gate_up_bias, first, gate)
     prepared, scale = prepare(inner, weights.op, weights.down)
     y = x.new_empty(choices, x.shape[1], dtype=torch.float32 if choices <= FLOAT_SUMS else x.dtype)
     multiply(y, prepared, scale, down, weights.down_bias, second, -1)
-    return combine(y, routed.weights, x.dtype, device.overlaps)
+    return combine(y, routed.weights, x.dtype, target.overlaps)
 
 
 def multiply_all(
-    rows: Rows, experts: int, like: Tensor, ptx: bool, out: Tensor, x: Tensor, scale: Tensor | None, weight: Quantised,
-    bias: Tensor | None, blocks: Blocks, gate: int,
+    rows: Rows, experts: int, like: Tensor, assembly: bool, out: Tensor, x: Tensor, scale: Tensor | None,
+    weight: Quantised, bias: Tensor | None, blocks: Blocks, gate: int,
 ) -> None:  # fmt: skip
     """Writes the product with the weights of all experts into `out`."""
-    grouped(out, x, scale, weight, bias, rows, blocks, experts, like, ptx, gate)
+    grouped(out, x, scale, weight, bias, rows, blocks, experts, like, assembly, gate)
 
 
 def multiply_widened(
-    rows: Rows, experts: int, like: Tensor, ptx: bool, out: Tensor, x: Tensor, scale: Tensor | None, weight: Quantised,
-    bias: Tensor | None, blocks: Blocks, gate: int,
+    rows: Rows, experts: int, like: Tensor, assembly: bool, out: Tensor, x: Tensor, scale: Tensor | None,
+    weight: Quantised, bias: Tensor | None, blocks: Blocks, gate: int,
 ) -> None:  # fmt: skip
     """Like multiply_all, for tiles of many rows. Int4 and fp8 weights are dequantised into memory, for some experts
     at a time: this is faster than in each tile."""
@@ -157,7 +159,7 @@ def multiply_widened(
         multiply_tiles(out, x, weight, rows, blocks, range(experts), like, gate)
         return
     if weight.format not in ("int4", "fp8"):
-        multiply_all(rows, experts, like, ptx, out, x, scale, weight, bias, blocks, gate)
+        multiply_all(rows, experts, like, assembly, out, x, scale, weight, bias, blocks, gate)
         return
     in_features = weight.in_features
     outputs = weight.out_features // experts
@@ -171,7 +173,7 @@ def multiply_widened(
         if rows.has_tma and supports_tiles(dense, bias, len(part), blocks):
             multiply_tiles(out, x, dense, rows, blocks, part, like, gate)
         else:
-            grouped(out, x, None, dense, bias, rows, blocks, experts, like, ptx, gate, part)
+            grouped(out, x, None, dense, bias, rows, blocks, experts, like, assembly, gate, part)
 
 
 def prepare(x: Tensor, op: str, weight: Any) -> tuple[Tensor, Tensor | None]:
@@ -189,7 +191,7 @@ def blocks_of(weight: Quantised, choices: int, experts: int, dtype: torch.dtype,
     if dtype == torch.float32:
         return Blocks(min(rows, 32), 32, 32, 4, 2)
     depth = block_inputs(weight.sub, weight.in_features, 128)
-    if device.compiler == "hip":
+    if device.target.in_registers:
         return Blocks(rows, 64, min(depth, 64 if weight.format == "int8" else 32), 4, 2)
     if weight.format == "dense" or (rows >= WIDE_ROWS and weight.format != "int8"):
         return fitted(DENSE[rows], device.shared)
@@ -198,7 +200,7 @@ def blocks_of(weight: Quantised, choices: int, experts: int, dtype: torch.dtype,
 
 def rows_of(per_expert: int, device: Device) -> int:
     """The rows of a tile, for `per_expert` choices of an expert."""
-    if device.compiler == "hip":
+    if device.target.in_registers:
         return 16 if per_expert <= 12 else 32
     for rows, limit in ((16, 12), (32, 24), (64, 64)):
         if per_expert <= limit:

@@ -106,7 +106,7 @@ def norm_route(
     )
     choice = choice_of(routing, count, correction is not None)
     block_h = triton.next_power_of_2(hidden)
-    overlap = device_properties(x.device).overlaps
+    overlap = device_properties(x.device).target.overlaps
     norm_route_kernel[(triton.cdiv(count, EXPERTS), tokens)](
         *routed, normed, after, logits, x, stream, weight, router,
         logits if bias is None else bias, logits if correction is None else correction, counters(x.device, COUNTERS),

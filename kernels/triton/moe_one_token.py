@@ -1,4 +1,4 @@
-"""Experts of one token with bfloat16 or fp8 weights, on NVIDIA Hopper: products of vectors.
+"""Experts of one token with bfloat16 or fp8 weights: products of vectors, for targets with descriptors.
 
 One kernel computes gate_up and the gate, another one down and the weighted sum. The second kernel starts before the
 first one has ended, and reads its weights into registers first. moe_product.py has the products for all other cases.
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..ops.moe import Routed
 from .moe_product import _gated
 from .overlap import follow_previous, overlapping
+from .target import Target
 from .widen import Quantised, e4m3, record_of
 
 TOP_K = 8  # the number of experts for which the block sizes are tuned, on H200
@@ -90,7 +91,7 @@ def _scales(
 def one_token_up_fp8_kernel(
     out, x, data, scale, experts, inner, pitch, subs,
     IN: tl.constexpr, GATE: tl.constexpr, PAIRS: tl.constexpr, BLOCK_K: tl.constexpr, SUB: tl.constexpr,
-    ONE: tl.constexpr, RECORDS: tl.constexpr, PTX: tl.constexpr, OVERLAP: tl.constexpr,
+    ONE: tl.constexpr, RECORDS: tl.constexpr, ASSEMBLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Like one_token_up_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
     follow_previous(OVERLAP)
@@ -102,7 +103,7 @@ def one_token_up_fp8_kernel(
     sums = tl.zeros((2 * PAIRS, BLOCK_K // SUB, SUB), tl.float32)
     for base in tl.static_range(0, IN, BLOCK_K):
         byte = tl.load(data + output[:, None, None] * pitch + (base + k)[None, :, :])
-        weight = e4m3(byte, x.dtype.element_ty, PTX).to(tl.float32)
+        weight = e4m3(byte, x.dtype.element_ty, ASSEMBLY).to(tl.float32)
         weight *= _scales(scale, output, base, IN, subs, RECORDS, ONE, BLOCK_K, SUB)
         sums += weight * tl.load(x + base + k).to(tl.float32)[None, :, :]
     total = tl.sum(tl.sum(sums, 2), 1).to(out.dtype.element_ty).to(tl.float32)
@@ -115,7 +116,7 @@ def one_token_up_fp8_kernel(
 def one_token_down_fp8_kernel(
     out, x, data, scale, experts, weights, hidden, inner, pitch, subs,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SUB: tl.constexpr,
-    ONE: tl.constexpr, RECORDS: tl.constexpr, PTX: tl.constexpr, OVERLAP: tl.constexpr,
+    ONE: tl.constexpr, RECORDS: tl.constexpr, ASSEMBLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Like one_token_down_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
     line = tl.arange(0, TOP_K * BLOCK_N)
@@ -130,7 +131,7 @@ def one_token_down_fp8_kernel(
     follow_previous(OVERLAP)
     from_choice = x + choice[:, None, None] * inner + k[None, :, :]
     activations = tl.load(from_choice, mask=inside[None, :, :], other=0).to(tl.float32)
-    products = e4m3(byte, x.dtype.element_ty, PTX).to(tl.float32) * factor * activations
+    products = e4m3(byte, x.dtype.element_ty, ASSEMBLY).to(tl.float32) * factor * activations
     sums = tl.sum(tl.sum(products, 2), 1) * share
     total = tl.sum(sums.reshape(TOP_K, BLOCK_N), 0)
     tl.store(out + tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), total.to(out.dtype.element_ty))
@@ -155,34 +156,34 @@ def _is_fp8(weight: Quantised) -> bool:
     return weight.format == "fp8" and weight.data.stride(0) % 16 == 0 and (grouped or weight.subs == 1)
 
 
-def one_token(
-    x: Tensor, routed: Routed, gate_up: Quantised, down: Quantised, gate: int, overlap: bool, ptx: bool
-) -> Tensor:
-    """The experts' output for x [1, hidden]. `gate`: an index in GATES. `ptx`: kernels may have PTX instructions."""
+def one_token(x: Tensor, routed: Routed, gate_up: Quantised, down: Quantised, gate: int, target: Target) -> Tensor:
+    """The experts' output for x [1, hidden]. `gate`: an index in GATES."""
     hidden, inner = gate_up.in_features, down.in_features
     activations = x.new_empty(TOP_K, inner)
     out = torch.empty_like(x)
     up_grid = inner // UP_PAIRS, TOP_K
     down_grid = (hidden // DOWN_OUTPUTS,)
     block_k = triton.next_power_of_2(inner)
-    options = {"num_warps": WARPS, **overlapping(overlap)}
+    options = {"num_warps": WARPS, **overlapping(target.overlaps)}
     if gate_up.format == "fp8":
         one_token_up_fp8_kernel[up_grid](
             activations, x, gate_up.data, gate_up.scale, routed.experts, inner, gate_up.data.stride(0), gate_up.subs,
-            hidden, gate, UP_PAIRS, UP_INPUTS, *_fp8(gate_up, UP_INPUTS), ptx, overlap, **options,
+            hidden, gate, UP_PAIRS, UP_INPUTS, *_fp8(gate_up, UP_INPUTS), target.assembly, target.overlaps,
+            **options,
         )  # fmt: skip
         one_token_down_fp8_kernel[down_grid](
             out, activations, down.data, down.scale, routed.experts, routed.weights, hidden, inner,
-            down.data.stride(0), down.subs, TOP_K, DOWN_OUTPUTS, block_k, *_fp8(down, block_k), ptx, overlap, **options,
+            down.data.stride(0), down.subs, TOP_K, DOWN_OUTPUTS, block_k, *_fp8(down, block_k), target.assembly,
+            target.overlaps, **options,
         )  # fmt: skip
         return out
     one_token_up_kernel[up_grid](
         activations, x, gate_up.data, routed.experts, inner, gate_up.data.stride(0),
-        hidden, gate, UP_PAIRS, UP_INPUTS, overlap, **options,
+        hidden, gate, UP_PAIRS, UP_INPUTS, target.overlaps, **options,
     )  # fmt: skip
     one_token_down_kernel[down_grid](
         out, activations, down.data, routed.experts, routed.weights, hidden, inner, down.data.stride(0),
-        TOP_K, DOWN_OUTPUTS, block_k, overlap, **options,
+        TOP_K, DOWN_OUTPUTS, block_k, target.overlaps, **options,
     )  # fmt: skip
     return out
 

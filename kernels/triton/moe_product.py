@@ -39,7 +39,7 @@ def _gated(gate, up, KIND: tl.constexpr):
 @triton.jit
 def _add(
     sums, activations, data, scale, zero, output, base, all_features, in_features, subs, sub, pitch,
-    FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
+    FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """sums + activations * weights, for BLOCK_K inputs from index `base` on. All of them have the same scale."""
@@ -72,12 +72,12 @@ def _add(
             low = e2m1(pair, activations.dtype)
             high = e2m1(pair >> 4, activations.dtype)
         else:
-            low, high = nibbles(pair, shift, activations.dtype, PTX)
+            low, high = nibbles(pair, shift, activations.dtype, ASSEMBLY)
         product = tl.dot(even, tl.trans(low), input_precision="ieee")
         product = tl.dot(odd, tl.trans(high), product, input_precision="ieee")
         sums += product * factor[None, :]
     else:
-        sums = _add_bytes(sums, activations, from_data, k, in_features, factor, FORMAT, ONE, EVEN, PTX)
+        sums = _add_bytes(sums, activations, from_data, k, in_features, factor, FORMAT, ONE, EVEN, ASSEMBLY)
     return sums
 
 
@@ -119,7 +119,7 @@ def grouped_kernel(
     tile_count, first_expert, end_expert, out_features, all_features, in_features, subs, sub,
     x_stride, out_stride, pitch,
     FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PTX: tl.constexpr, SORTED: tl.constexpr, TOP_K: tl.constexpr, GATE: tl.constexpr, FROM_CHOICE: tl.constexpr,
+    ASSEMBLY: tl.constexpr, SORTED: tl.constexpr, TOP_K: tl.constexpr, GATE: tl.constexpr, FROM_CHOICE: tl.constexpr,
     TO_CHOICE: tl.constexpr, OVERLAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -163,7 +163,7 @@ def grouped_kernel(
         activations = tl.load(from_x + k[None, :], mask=readable, other=0)
         sums = _add(
             sums, activations, data, scale, zero, stored_output, base, all_features, in_features, subs, sub, pitch,
-            FORMAT, RECORDS, ONE, EVEN, PTX, BLOCK_M, BLOCK_K,
+            FORMAT, RECORDS, ONE, EVEN, ASSEMBLY, BLOCK_M, BLOCK_K,
         )  # fmt: skip
     result = _finished(
         sums, x_scale, row, live, scale, zero, bias, output, all_features, subs, FORMAT, RECORDS, ONE, HAS_BIAS
@@ -221,7 +221,7 @@ class Rows(NamedTuple):
 
 def grouped(
     out: Tensor, x: Tensor, x_scale: Tensor | None, weight: Quantised, bias: Tensor | None, rows: Rows, blocks: Blocks,
-    experts: int, like: Tensor, ptx: bool, gate: int = -1, part: range | None = None,
+    experts: int, like: Tensor, assembly: bool, gate: int = -1, part: range | None = None,
 ) -> None:  # fmt: skip
     """Writes the product of x with the experts' weights into `out`.
 
@@ -242,7 +242,7 @@ def grouped(
         min(weight.sub, in_features),
         x.stride(0), out.stride(0), weight.data.stride(0),
         weight.format, weight.records, weight.sub >= in_features, in_features % blocks.k == 0, bias is not None,
-        ptx, rows.order is not None, rows.top_k, gate, gate >= 0, gate < 0, rows.overlap,
+        assembly, rows.order is not None, rows.top_k, gate, gate >= 0, gate < 0, rows.overlap,
         blocks.m, blocks.n, blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, **overlapping(rows.overlap),
     )  # fmt: skip

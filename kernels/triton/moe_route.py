@@ -196,7 +196,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     chosen = logits.new_empty(tokens, routing.top_k, dtype=torch.int32)
     weights = logits.new_empty(tokens, routing.top_k)
     choice = choice_of(routing, experts, correction is not None)
-    overlap = device_properties(logits.device).overlaps
+    overlap = device_properties(logits.device).target.overlaps
     if tokens:
         _route[(tokens,)](
             chosen, weights, logits, logits if correction is None else correction, logits.stride(0), routing.scale,

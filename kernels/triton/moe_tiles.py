@@ -1,7 +1,7 @@
-"""Products of tiles of many rows with the bfloat16 weights of the tiles' experts, on NVIDIA Hopper.
+"""Products of tiles of many rows with the bfloat16 weights of the tiles' experts, for targets with descriptors.
 
-The TMA unit copies the weights. A tile with at most half of the rows is computed as a tile of half the height.
-moe_product.py has the products for all other sizes, formats and devices.
+Descriptors copy the weights asynchronously. A tile with at most half of the rows is computed as a tile of half the
+height. moe_product.py has the products for all other sizes, formats and devices.
 """
 
 from __future__ import annotations

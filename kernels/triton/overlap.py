@@ -12,16 +12,16 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from .nvidia.assembly import LAUNCH, WAIT
+
 
 @triton.jit
 def follow_previous(OVERLAP: tl.constexpr):
     """Waits until the previous kernel has ended, so that its stores are visible. Then permits the start of the next
     kernel, after all programs of this kernel called it."""
     if OVERLAP:
-        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-        )
+        tl.inline_asm_elementwise(WAIT, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(LAUNCH, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def overlapping(overlap: bool) -> dict[str, Any]:

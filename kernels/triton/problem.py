@@ -1,5 +1,5 @@
-"""Whether Triton works on this machine. Its own driver needs a C compiler and Python's headers at run time; on an
-NVIDIA GPU, driver.py takes its place."""
+"""Whether Triton works on this machine. Its own driver needs a C compiler and Python's headers at run time;
+nvidia/driver.py takes its place, for the GPUs that it supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-DRIVER_VERSIONS = ("3.6.", "3.7.")  # versions of Triton with the interface of driver.py
+DRIVER_VERSIONS = ("3.6.", "3.7.")  # versions of Triton with the interface of nvidia/driver.py
 
 
 @cache
@@ -25,8 +25,8 @@ def triton_problem() -> str:
 
 @cache
 def driver_supported() -> bool:
-    """True if driver.py can take the place of Triton's own driver: NVIDIA's driver is installed, and Triton has
-    a version with the same interface."""
+    """True if nvidia/driver.py can take the place of Triton's own driver: the driver that it calls is installed, and
+    Triton has a version with the same interface."""
     try:
         ctypes.CDLL("libcuda.so.1")
         return version("triton").startswith(DRIVER_VERSIONS)

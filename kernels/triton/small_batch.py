@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .target import counters, device_properties
+from .target import Target, counters, device_properties
 from .widen import Format, Quantised, block_inputs, e4m3, nibbles, record_of
 
 MAX_ROWS = 16
@@ -25,7 +25,7 @@ COUNTERS = 1 << 14
 @triton.jit
 def _add_int4(
     sums, activations, from_data, base, stop, factor, shift,
-    ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    ONE: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """sums + activations * weights, for BLOCK_K int4 inputs from index `base` on."""
     byte = base // 2 + tl.arange(0, BLOCK_K // 2)
@@ -34,7 +34,7 @@ def _add_int4(
     else:
         pair = tl.load(from_data + byte[None, :], mask=(2 * byte < stop)[None, :], other=0)
     even, odd = tl.split(activations.reshape(BLOCK_M, BLOCK_K // 2, 2))
-    low, high = nibbles(pair, shift, activations.dtype, PTX)
+    low, high = nibbles(pair, shift, activations.dtype, ASSEMBLY)
     if ONE:
         sums = tl.dot(even, tl.trans(low), sums, input_precision="ieee")
         sums = tl.dot(odd, tl.trans(high), sums, input_precision="ieee")
@@ -48,7 +48,7 @@ def _add_int4(
 @triton.jit
 def _add_bytes(
     sums, activations, from_data, k, stop, factor,
-    FORMAT: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
+    FORMAT: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """sums + activations * weights, for the int8 or fp8 inputs with the indices k."""
     if EVEN:
@@ -58,9 +58,9 @@ def _add_bytes(
     if FORMAT == "int8":
         sums = tl.dot(activations, tl.trans(byte), sums, out_dtype=tl.int32)
     elif ONE:
-        sums = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), sums, input_precision="ieee")
+        sums = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, ASSEMBLY)), sums, input_precision="ieee")
     else:
-        product = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, PTX)), input_precision="ieee")
+        product = tl.dot(activations, tl.trans(e4m3(byte, activations.dtype, ASSEMBLY)), input_precision="ieee")
         sums += product * factor[None, :]
     return sums
 
@@ -97,7 +97,7 @@ def small_batch_kernel(
     out, x, x_scale, data, scale, zero, bias, partial, counters,
     rows, out_features, in_features, subs, sub, x_stride, pitch, share,
     FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PTX: tl.constexpr, UNROLL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ASSEMBLY: tl.constexpr, UNROLL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: shares of `share` inputs, blocks of outputs.
@@ -139,10 +139,10 @@ def small_batch_kernel(
             activations = tl.load(from_x + k[None, :], mask=readable, other=0)
             if FORMAT == "int4":
                 sums = _add_int4(
-                    sums, activations, from_data, base, stop, factor, shift, ONE, EVEN, PTX, BLOCK_M, BLOCK_K
+                    sums, activations, from_data, base, stop, factor, shift, ONE, EVEN, ASSEMBLY, BLOCK_M, BLOCK_K
                 )
             else:
-                sums = _add_bytes(sums, activations, from_data, k, stop, factor, FORMAT, ONE, EVEN, PTX)
+                sums = _add_bytes(sums, activations, from_data, k, stop, factor, FORMAT, ONE, EVEN, ASSEMBLY)
     place = row.to(tl.int64)[:, None] * out_features + output[None, :]
     inside = live[:, None] & there[None, :]
     last = True
@@ -171,15 +171,15 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_of(format: Format, sub: int, in_features: int, wide: bool, amd: bool = False) -> Blocks:
+def blocks_of(format: Format, sub: int, in_features: int, wide: bool, target: Target) -> Blocks:
     """The block sizes for a weight format.
 
-    `wide`: the activations are float32, which tensor cores do not multiply. The sizes for `amd` are not tuned; they
-    avoid register spills.
+    `wide`: the activations are float32, which tensor cores do not multiply. The sizes for operands in registers are
+    not tuned; they avoid register spills.
     """
     if wide:
         return Blocks(n=32, k=32, unroll=1, warps=4, stages=2)
-    if amd:
+    if target.in_registers:
         return Blocks(n=64, k=64 if format == "int8" else 32, unroll=1, warps=4, stages=2)
     if format == "int8":
         return Blocks(n=64, k=256, unroll=1, warps=4, stages=3)
@@ -208,8 +208,7 @@ def small_batch(
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = x.new_empty(rows, out_features, dtype=dtype)
     device = device_properties(x.device)
-    ptx = device.compiler == "cuda"  # inline PTX converts four bytes with fewer instructions than Triton generates
-    launch = blocks_of(format, sub, in_features, x.dtype == torch.float32, amd=device.compiler == "hip")
+    launch = blocks_of(format, sub, in_features, x.dtype == torch.float32, device.target)
     step = launch.k * launch.unroll
     blocks = triton.cdiv(out_features, launch.n)
     steps = triton.cdiv(in_features, step)
@@ -223,7 +222,8 @@ def small_batch(
     small_batch_kernel[(shares, blocks)](
         out, x, x_scale, data, scale, zero, shift, partial, counters(x.device, COUNTERS),
         rows, out_features, in_features, weight.subs, min(sub, in_features), x.stride(0), data.stride(0), share,
-        format, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None, ptx, launch.unroll,
+        format, records, sub >= in_features, in_features % step == 0, shares > 1, bias is not None,
+        device.target.assembly, launch.unroll,
         MAX_ROWS, launch.n, launch.k, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     return out

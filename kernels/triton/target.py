@@ -1,13 +1,15 @@
-"""The GPU that Triton compiles for, from Triton's driver: one code path for CUDA, HIP and XPU.
+"""The GPU that Triton compiles for: one record of what differs between CUDA, HIP and XPU.
 
-Importing this module activates driver.py where Triton's own driver cannot be compiled.
+Importing this module activates nvidia/driver.py where Triton's own driver cannot be compiled.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any, Literal
 
 import torch
 import triton
@@ -18,7 +20,7 @@ from ..gpu.limits import gpu_limits
 from .problem import compiler_problem, driver_supported
 
 if compiler_problem() and driver_supported():
-    from . import driver
+    from .nvidia import driver
 
     driver.activate()
 
@@ -33,51 +35,102 @@ def supports(x: Tensor) -> bool:
     return x.dtype in FLOATS and not isinstance(x, FakeTensor)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """What the kernels and their launch parameters depend on. The defaults are those of Triton's interpreter.
+
+    Only the table below names vendors. Everything else in this folder reads these fields.
+    """
+
+    lanes: int = 32  # threads of a warp
+    precision: Literal["tf32", "ieee"] = "ieee"  # of products of float32 values
+    fp8: torch.dtype | None = None  # the float8 format that the GPU has instructions to convert
+    assembly: bool = False  # kernels have inline assembly: nvidia/assembly.py
+    in_registers: bool = False  # the operands of products stay in registers, so blocks are small
+    float_sums: bool = False  # torch.mm has float32 results for 16-bit matrices (its argument out_dtype)
+    integer_sums: bool = False  # torch._int_mm has int32 results for int8 matrices
+    descriptors: bool = False  # kernels have tensor descriptors: moe_tiles.py
+    overlaps: bool = False  # a kernel can start before the previous kernel has ended: overlap.py
+
+    @property
+    def narrow(self) -> bool:
+        """True if operands stay in the registers of at most 32 lanes: blocks are even smaller."""
+        return self.in_registers and self.lanes <= 32
+
+
+def _nvidia(arch: Any) -> Target:
+    """`arch`: 90 for compute capability 9.0."""
+    return Target(
+        precision="tf32",
+        fp8=torch.float8_e4m3fn if arch >= 89 else None,
+        assembly=True,
+        float_sums=True,
+        integer_sums=True,
+        descriptors=arch == 90,
+        overlaps=arch >= 90,
+    )
+
+
+# AMD GPUs by the start of their names. hipBLASLt has int8 products for gfx9 only; on gfx1200 they end the process.
+_AMD_FP8 = {"gfx94": torch.float8_e4m3fnuz, "gfx95": torch.float8_e4m3fn, "gfx12": torch.float8_e4m3fn}
+
+
+def _amd(arch: Any) -> Target:
+    """`arch`: the name, such as gfx942. Names with four digits (RDNA) have 32 lanes, others (CDNA) 64."""
+    is_cdna = len(arch) == len("gfx942")
+    return Target(
+        lanes=64 if is_cdna else 32,
+        fp8=_AMD_FP8.get(arch[:5]),
+        in_registers=True,
+        float_sums=torch.__version__ >= "2.10",  # compared as versions; earlier ones refuse them on ROCm
+        integer_sums=is_cdna,
+    )
+
+
+def _intel(arch: Any) -> Target:
+    """`arch`: properties of the device. Kernels with products have the smallest number of lanes, 16 or 8."""
+    return Target(lanes=min(arch["sub_group_sizes"]), in_registers=True)
+
+
+_TARGETS: Mapping[str, Callable[[Any], Target]] = {"cuda": _nvidia, "hip": _amd, "xpu": _intel}
+
+
+def target_of(backend: str, arch: Any) -> Target:
+    """The target with this name of Triton's backend and this architecture, as triton.backends.compiler.GPUTarget has
+    them."""
+    return _TARGETS[backend](arch)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """The device properties that the launch parameters of kernels depend on."""
 
     processors: int
     shared: int  # bytes of shared memory that a program may use
-    converts_fp8: bool  # the GPU has instructions that convert float8
-    narrow: bool = False  # AMD GPU with wavefronts of 32 lanes: matrix operands fill registers, so blocks are small
-    is_hopper: bool = False  # NVIDIA GPU of compute capability 9.0, and kernels may have tensor descriptors
-    overlaps: bool = False  # a kernel can start before the previous kernel has ended
-    compiler: str = ""  # Triton's backend: cuda, hip or xpu; empty: the interpreter
-
-    @property
-    def mixed_products(self) -> bool:
-        """True if torch has products of 16-bit matrices with float32 results, and of int8 matrices with int32
-        results."""
-        return self.compiler in ("cuda", "hip")
+    target: Target = field(default_factory=Target)
 
 
 @cache
 def device_properties(device: torch.device) -> Device:
     """The properties of a device, from Triton's active driver; on the CPU those of the Triton interpreter."""
     if INTERPRETED or device.type == "cpu":
-        return Device(processors=8, shared=227 << 10, converts_fp8=False)
+        return Device(processors=8, shared=227 << 10)
     driver = triton.runtime.driver.active
     properties = driver.utils.get_device_properties(device.index or 0)
-    target = driver.get_current_target()
+    current = driver.get_current_target()
     processors = properties["multiprocessor_count"]
     shared = properties["max_shared_mem"]
-    capability = 0, 0
-    plain = getattr(driver, "plain_launches", False)
-    if target.backend == "cuda":
+    arch = current.arch
+    if current.backend == "cuda":
         limits = gpu_limits()
-        capability = limits.limit_capability(divmod(target.arch, 10))
+        major, minor = limits.limit_capability(divmod(arch, 10))
+        arch = 10 * major + minor
         processors = limits.limit_processors(processors)
         shared = limits.limit_shared(shared)
-    return Device(
-        processors,
-        shared,
-        converts_fp8=capability >= (8, 9),
-        is_hopper=capability == (9, 0) and not plain,
-        overlaps=capability >= (9, 0) and not plain,
-        narrow=target.backend == "hip" and target.warp_size == 32,
-        compiler=target.backend,
-    )
+    target = target_of(current.backend, arch)
+    if getattr(driver, "plain_launches", False):
+        target = replace(target, descriptors=False, overlaps=False)
+    return Device(processors, shared, target)
 
 
 class Counters:

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .nvidia.assembly import E4M3_BF16, E4M3_FP16, NIBBLES_BF16, NIBBLES_FP16
+
 Format = Literal["dense", "int8", "int4", "fp8"]
 Records = Literal["plain", "by_group", "transposed", "exponents"]
 
@@ -43,57 +45,16 @@ class Quantised(NamedTuple):
         return -(-self.in_features // self.sub)
 
 
-# Computes nibble - zero point, exactly, for the 8 nibbles of the 4 bytes in $4, and writes 16-bit floats to $0 … $3. A
-# nibble in the lowest mantissa bits of C (128 in bfloat16, 1024 in float16) is the float C + nibble; $5 and $6 have
-# -C - zero point. {one}: 1.0 twice; {top}: the upper byte of C, four times.
-_NIBBLES = """{{
-.reg .b32 low, high, one;
-mov.b32 one, {one};
-and.b32 low, $4, 0x0F0F0F0F;
-shr.u32 high, $4, 4;
-and.b32 high, high, 0x0F0F0F0F;
-prmt.b32 $0, low, {top}, 0x4140;
-prmt.b32 $1, low, {top}, 0x4342;
-prmt.b32 $2, high, {top}, 0x4140;
-prmt.b32 $3, high, {top}, 0x4342;
-fma.rn.{kind} $0, $0, one, $5;
-fma.rn.{kind} $1, $1, one, $6;
-fma.rn.{kind} $2, $2, one, $5;
-fma.rn.{kind} $3, $3, one, $6;
-}}"""
-NIBBLES_BF16 = tl.constexpr(_NIBBLES.format(one="0x3F803F80", top="0x43434343", kind="bf16x2"))
-NIBBLES_FP16 = tl.constexpr(_NIBBLES.format(one="0x3C003C00", top="0x64646464", kind="f16x2"))
-# Converts the 4 e4m3 values in $2 to 16-bit floats in $0 and $1. It shifts their bits to the positions of sign,
-# exponent and mantissa, then multiplies by 2^120 (bfloat16) or 2^8 (float16), which corrects the exponent bias.
-_E4M3 = """{{
-.reg .b32 a, b, c, d, factor, sign;
-mov.b32 factor, {factor};
-mov.b32 sign, 0x80008000;
-prmt.b32 a, $2, 0, 0x1404;
-prmt.b32 b, $2, 0, 0x3424;
-shr.u32 c, a, {shift};
-shr.u32 d, b, {shift};
-and.b32 c, c, {mask};
-and.b32 d, d, {mask};
-lop3.b32 a, a, sign, c, 0xEA;
-lop3.b32 b, b, sign, d, 0xEA;
-fma.rn.{kind} $0, a, factor, sign;
-fma.rn.{kind} $1, b, factor, sign;
-}}"""
-E4M3_BF16 = tl.constexpr(_E4M3.format(factor="0x7B807B80", shift=4, mask="0x07F007F0", kind="bf16x2"))
-E4M3_FP16 = tl.constexpr(_E4M3.format(factor="0x5C005C00", shift=1, mask="0x3F803F80", kind="f16x2"))
-
-
 @triton.jit
-def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
+def nibbles(pair, zeros, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
     """(low nibbles, high nibbles) of the bytes `pair` [BLOCK_N, bytes], minus the zero points `zeros` [BLOCK_N], as
     `dtype`."""
-    if PTX and dtype == tl.bfloat16:
+    if ASSEMBLY and dtype == tl.bfloat16:
         pair, less = tl.broadcast(pair, (-128.0 - zeros).to(dtype)[:, None])
         low, high = tl.inline_asm_elementwise(
             NIBBLES_BF16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
-    elif PTX and dtype == tl.float16:
+    elif ASSEMBLY and dtype == tl.float16:
         pair, less = tl.broadcast(pair, (-1024.0 - zeros).to(dtype)[:, None])
         low, high = tl.inline_asm_elementwise(
             NIBBLES_FP16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.float16, tl.float16), is_pure=True, pack=4
@@ -106,12 +67,12 @@ def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
-def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
+def e4m3(byte, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Converts e4m3 values, read as int8 or uint8 in `byte`, to `dtype`. The bits of a value, shifted to the fields of
     a float32, are the value / 2^120."""
-    if PTX and dtype == tl.bfloat16:
+    if ASSEMBLY and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(E4M3_BF16, "=&r,=&r,r", [byte], tl.bfloat16, is_pure=True, pack=4)
-    elif PTX and dtype == tl.float16:
+    elif ASSEMBLY and dtype == tl.float16:
         return tl.inline_asm_elementwise(E4M3_FP16, "=&r,=&r,r", [byte], tl.float16, is_pure=True, pack=4)
     else:
         bits = (byte.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000  # keeps the sign, and bits 20 to 26

@@ -456,7 +456,9 @@ class TestExperts:
         moe = module("moe.experts")
         monkeypatch.setattr(moe, "TRITON", True)
         monkeypatch.setattr("localllm.kernels.triton.moe_product.combine", lambda results, *_: results[:1])
-        monkeypatch.setattr("localllm.kernels.triton.target.device_properties", lambda _: Mock(overlaps=False))
+        monkeypatch.setattr(
+            "localllm.kernels.triton.target.device_properties", lambda _: Mock(target=Mock(overlaps=False))
+        )
         weights = self.packed(random_experts(op, 3, 64, 32, torch.Generator(), torch.bfloat16, gate=gate, bias=True))
         routed = Routed(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 2))
         assert moe.experts(gpu(torch.zeros(1, 64).bfloat16()), routed, weights).shape == (1, 64)

@@ -25,10 +25,10 @@ QUERYING = {
     "kernels/cuda/device/gpu.h",
     "kernels/gpu/properties.py",
     "kernels/triton/target.py",
-    "kernels/triton/driver.py",
+    "kernels/triton/nvidia/driver.py",
 }
-# kernels/triton/target.py limits the numbers of kernels/triton/driver.py. An NPU has no limits.
-UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py", "backends/npu/memory.py"}
+# kernels/triton/target.py limits the numbers of kernels/triton/nvidia/driver.py. An NPU has no limits.
+UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/nvidia/driver.py", "backends/npu/memory.py"}
 
 
 def test_only_files_that_apply_the_limits_query_a_gpu() -> None:
@@ -105,7 +105,7 @@ class FakeDriver:
         self.utils = SimpleNamespace(
             get_device_properties=lambda index: {"multiprocessor_count": 132, "max_shared_mem": 232448}
         )
-        self.target = SimpleNamespace(backend=backend, arch=arch, warp_size=32)
+        self.target = SimpleNamespace(backend=backend, arch=arch)
 
     def get_current_target(self) -> SimpleNamespace:
         return self.target
@@ -124,7 +124,7 @@ def with_driver(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "arch", "expected"),
-    [("cuda", 90, (46, 101376, False)), ("hip", "gfx942", (132, 232448, False))],
+    [("cuda", 90, (46, 101376, False)), ("hip", "gfx90a", (132, 232448, False))],
 )
 def test_triton_plans_for_the_imitated_gpu(
     backend: str, arch: Any, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
@@ -138,7 +138,7 @@ def test_triton_plans_for_the_imitated_gpu(
         device = target.device_properties.__wrapped__(torch.device("cuda"))
     finally:
         gpu_limits.cache_clear()
-    assert (device.processors, device.shared, device.converts_fp8) == expected
+    assert (device.processors, device.shared, device.target.fp8 is not None) == expected
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_kernels_overlap_only_if_gpu_and_driver_support_it(
     backend: str, arch: Any, plain: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from localllm.kernels.triton.driver import CompilerFreeDriver
+    from localllm.kernels.triton.nvidia.driver import CompilerFreeDriver
 
     driver = FakeDriver(backend, arch)
     if plain:
         driver.plain_launches = CompilerFreeDriver.plain_launches  # type: ignore[attr-defined]
     target = with_driver(driver, monkeypatch)
     device = target.device_properties.__wrapped__(torch.device("cuda"))
-    assert (device.overlaps, device.is_hopper) == expected
+    assert (device.target.overlaps, device.target.descriptors) == expected

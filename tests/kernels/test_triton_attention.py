@@ -281,7 +281,7 @@ def test_plan_splits_prompts_that_do_not_fill_the_device() -> None:
 
 @pytest.mark.parametrize("shared", [48 << 10, 64 << 10, 99 << 10, 163 << 10, 227 << 10])
 def test_tiles_fit_the_device_or_tiling_is_none(shared: int) -> None:
-    device = attention.Device(132, shared, converts_fp8=True)
+    device = attention.Device(132, shared)
     for dim, group, dtype in itertools.product((2, 64, 80, 128, 256, 512), (1, 3, 8, 16, 64, 128), TOLERANCES):
         shapes = {queries: attention.shape(queries * group, queries, dim, dtype, device) for queries in range(1, 129)}
         actual = attention.tiling(group, dim, dtype, device)
@@ -298,7 +298,7 @@ def test_tiles_fit_the_device_or_tiling_is_none(shared: int) -> None:
 
 @pytest.mark.parametrize("shared", [48 << 10, 64 << 10, 99 << 10, 163 << 10, 227 << 10])
 def test_tiles_of_latents_fit_the_device_or_tiling_is_none(shared: int) -> None:
-    device = attention.Device(132, shared, converts_fp8=True)
+    device = attention.Device(132, shared)
     for group, rank, dtype in itertools.product((1, 5, 12, 16), (64, 256, 512), TOLERANCES):
         actual = attention.tiling(group, rank, dtype, device, 64)
         if actual is None:
@@ -311,9 +311,7 @@ def test_tiles_of_latents_fit_the_device_or_tiling_is_none(shared: int) -> None:
 
 
 def test_the_reference_computes_shapes_without_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        attention, "device_properties", lambda device: attention.Device(8, 48 << 10, converts_fp8=False)
-    )
+    monkeypatch.setattr(attention, "device_properties", lambda _: attention.Device(8, 48 << 10))
     arguments = inputs([(1, 9), (7, 12)], heads=2, kv_heads=1, dim=512, dtype=torch.float32)
     expected = reference(**arguments)
     calls = []

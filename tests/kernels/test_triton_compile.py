@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 from localllm.kernels.triton import attention
 from localllm.kernels.triton.attention_decode import decode
 from localllm.kernels.triton.attention_prefill import prefill
+from localllm.kernels.triton.target import Device, target_of
 
 pytestmark = [
     pytest.mark.compile,
@@ -36,6 +37,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e4m3fnuz: "*fp8e4b8",
     torch.uint8: "*u8",
     torch.int32: "*i32",
 }
@@ -47,6 +49,11 @@ class Target:
     arch: int | str
     lanes: int  # of a warp
     shared: int  # bytes of shared memory a program may take
+
+    @property
+    def device(self) -> Device:
+        """The device as the wrappers see it."""
+        return Device(132, self.shared, target_of(self.backend, self.arch))
 
     def __str__(self) -> str:
         return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
@@ -60,8 +67,7 @@ TARGETS = [
     Target("hip", "gfx90a", 64, 64 << 10),
     Target("hip", "gfx942", 64, 64 << 10),
     Target("hip", "gfx950", 64, 160 << 10),
-    Target("hip", "gfx1100", 32, 64 << 10),
-    Target("hip", "gfx1201", 32, 64 << 10),
+    *(Target("hip", f"gfx{number}", 32, 64 << 10) for number in (1100, 1101, 1151, 1200, 1201)),
 ]
 
 
@@ -81,14 +87,15 @@ class Build:
 
 def attention_builds(target: Target) -> Iterator[Build]:
     """Decode and prompts in the shapes of Llama 3.1 8B and Qwen3 0.6B, all options at once, odd heads, and fp8."""
-    converts = target.backend == "cuda" and int(target.arch) >= 89
-    device = attention.Device(132, target.shared, converts, narrow=target.backend == "hip" and target.lanes == 32)
+    device = target.device
     plain = {"WINDOW": False, "CAP": False, "SINKS": False}
     every = {"WINDOW": True, "CAP": True, "SINKS": True}
     bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
     yield _attend(device, "llama", bf16, bf16, 4, 1, 128, plain)
     yield _attend(device, "qwen", bf16, bf16, 2, 1, 128, plain)
     yield _attend(device, "fp8-256", bf16, fp8, 8, 1, 256, every)
+    if device.target.fp8 == torch.float8_e4m3fnuz:
+        yield _attend(device, "fnuz-256", bf16, torch.float8_e4m3fnuz, 8, 1, 256, every)
     yield _attend(device, "fp32-80", fp32, fp32, 1, 4, 80, every)
     yield _attend(device, "many", bf16, bf16, 4, 0, 128, plain)
     yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, prefill)
@@ -103,7 +110,7 @@ def attention_builds(target: Target) -> Iterator[Build]:
 
 
 def _attend(
-    device: attention.Device,
+    device: Device,
     label: str,
     dtype: torch.dtype,
     cache: torch.dtype,
@@ -118,7 +125,7 @@ def _attend(
     assert tiling is not None
     count = min(queries, tiling[1]) or max(1, tiling[0] // group)
     blocks = attention.shape(count * group, count, dim, dtype, device, extra)
-    fp8 = "" if cache == dtype else "native" if device.converts_fp8 else "bits"
+    fp8 = "" if cache == dtype else "native" if cache == device.target.fp8 else "bits"
     held = torch.uint8 if fp8 == "bits" else cache
     pointers = {"out": dtype, "query": dtype, "keys": held, "values": held, "sinks": torch.float32}
     pointers |= dict.fromkeys(("tiles", "row_starts", "context_lens", "page_table", "counters"), torch.int32)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_compile import TARGETS, Build, Target, compile_for, parameters, spilled
+from test_triton_compile import POINTERS, TARGETS, Build, Target, compile_for, parameters, spilled
 
 from localllm.kernels.triton import activation, draw, kv, norm, rope, sampling
 
@@ -63,8 +63,8 @@ def element_builds(target: Target) -> Iterator[Build]:
         yield build(f"kind-{kind}", activation._gate, bf16, KIND=kind, SPAN=activation.SPAN)
     yield build("interleaved", rope._rotate, bf16, 1, NEOX=False, DIM=128)
     yield build("neox", kv._append, bf16, 1, NEOX=True, DIM=128)
-    if target.backend == "cuda" and int(target.arch) >= 89:
-        pages = dict.fromkeys(("key_pages", "value_pages"), "*fp8e4nv")
+    if fp8 := target.device.target.fp8:
+        pages = dict.fromkeys(("key_pages", "value_pages"), POINTERS[fp8])
         yield build("float8", kv._append, bf16, 1, pages, NEOX=False, DIM=256)
 
 

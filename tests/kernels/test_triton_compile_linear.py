@@ -55,13 +55,14 @@ def _small_batch(
     target: Target, label: str, fmt: Any, types: dict[str, str], records: str, sub: int, x: str, even: bool = True
 ) -> Build:
     n, k, unroll, warps, stages = small_batch.blocks_of(
-        fmt, sub, 4096 if even else 4000, x == "*fp32", amd=target.backend == "hip"
+        fmt, sub, 4096 if even else 4000, x == "*fp32", target.device.target
     )
     pointers = {"out": "*fp32" if x == "*i8" else x, "x": x, "bias": "*fp32", "counters": "*i32", "x_scale": "*fp32"}
     pointers |= {"data": "*i8" if fmt == "int8" else "*u8", "partial": "*i32" if fmt == "int8" else "*fp32", **types}
     constants = {
         "FORMAT": fmt, "RECORDS": records, "ONE": sub == 4096, "EVEN": even, "SPLIT": True, "HAS_BIAS": True,
-        "PTX": target.backend == "cuda", "UNROLL": unroll, "BLOCK_M": small_batch.MAX_ROWS, "BLOCK_N": n, "BLOCK_K": k,
+        "ASSEMBLY": target.device.target.assembly, "UNROLL": unroll, "BLOCK_M": small_batch.MAX_ROWS, "BLOCK_N": n,
+        "BLOCK_K": k,
     }  # fmt: skip
     name = f"small-batch-{label}-{sub}-{x[1:]}{'' if even else '-odd'}"
     kernel = small_batch.small_batch_kernel

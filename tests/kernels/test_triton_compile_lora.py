@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import POINTERS, TARGETS, Build, Target, compile_for, spilled
 
 from localllm.kernels.triton import lora
-from localllm.kernels.triton.target import Device
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
@@ -43,21 +42,16 @@ def products(target: Target) -> Iterator[Build]:
 
 def shrink(target: Target, dtype: torch.dtype, chunk: int, rank: int, slices: int) -> Build:
     width = rank * slices
-    blocks = lora.blocks_of(chunk, width, dtype, device_of(target))
+    blocks = lora.blocks_of(chunk, width, dtype, target.device)
     constants = {"WIDTH": width, "COLUMNS": blocks.columns, "CHUNK": chunk, "BLOCK_K": blocks.inputs}
     return build(f"{name_of(dtype)}-{chunk}-{rank}x{slices}", lora.shrink, dtype, blocks.stages, **constants)
 
 
 def expand(target: Target, dtype: torch.dtype, chunk: int, rank: int, shares: int) -> Build:
-    constants = lora.expansion(chunk, rank, dtype, device_of(target))
+    constants = lora.expansion(chunk, rank, dtype, target.device)
     del constants["num_warps"]
     constants |= {"RANK": rank, "WIDTH": 3 * rank, "SHARES": shares, "CHUNK": chunk}
     return build(f"{name_of(dtype)}-{chunk}-{rank}-{shares}", lora.expand, dtype, **constants)
-
-
-def device_of(target: Target) -> Device:
-    narrow = target.backend == "hip" and target.lanes == 32
-    return Device(132, target.shared, False, narrow=narrow, compiler=target.backend)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -96,5 +90,5 @@ def test_blocks_fit_every_target() -> None:
     """Every rank, number of slices and dtype, with tiles of up to 128 tokens."""
     for target, dtype, chunk in itertools.product(TARGETS, TYPES, (*CHUNKS, 128)):
         for width in range(1, 3 * 256 + 1):
-            blocks = lora.blocks_of(chunk, width, dtype, device_of(target))
+            blocks = lora.blocks_of(chunk, width, dtype, target.device)
             assert blocks.shared(chunk, dtype) <= target.shared

@@ -17,7 +17,6 @@ from test_triton_compile import TARGETS, Build, Target, compile_for, often
 
 from localllm.kernels.ops.moe import Routing
 from localllm.kernels.triton import moe, moe_norm_route, moe_one_token, moe_product, moe_route, moe_tiles
-from localllm.kernels.triton.target import Device
 from localllm.kernels.triton.widen import Quantised
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
@@ -47,7 +46,7 @@ def products(target: Target) -> Iterator[Build]:
 
 
 def product(target: Target, fmt: Any, records: Any, sub: int, choices: int) -> Build:
-    device = Device(132, target.shared, False, compiler=target.backend)
+    device = target.device
     weight = Quantised(fmt, torch.empty(0), torch.empty(0), None, 0, 2048, sub, records)
     blocks = moe.blocks_of(weight, choices, 128, torch.bfloat16, device)
     data = {"dense": "*bf16", "int8": "*i8"}.get(fmt, "*u8")
@@ -56,8 +55,9 @@ def product(target: Target, fmt: Any, records: Any, sub: int, choices: int) -> B
     pointers |= {"scale": scale, "zero": scale, "bias": "*fp32", "order": "*i32", "tiles": "*i32", "like": "*bf16"}
     constants = {
         "FORMAT": fmt, "RECORDS": records, "ONE": sub == 2048, "EVEN": True, "HAS_BIAS": True,
-        "PTX": target.backend == "cuda", "SORTED": choices > 0, "TOP_K": 8, "GATE": 0, "FROM_CHOICE": True,
-        "TO_CHOICE": False, "OVERLAP": overlaps(target), "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "BLOCK_K": blocks.k,
+        "ASSEMBLY": device.target.assembly, "SORTED": choices > 0, "TOP_K": 8, "GATE": 0, "FROM_CHOICE": True,
+        "TO_CHOICE": False, "OVERLAP": device.target.overlaps, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
+        "BLOCK_K": blocks.k,
     }  # fmt: skip
     label = f"{fmt}-{records}-{choices}"
     kernel = moe_product.grouped_kernel
@@ -65,8 +65,8 @@ def product(target: Target, fmt: Any, records: Any, sub: int, choices: int) -> B
 
 
 def one_token(target: Target) -> Iterator[Build]:
-    """The kernels of one token, on Hopper."""
-    if str(target) != "sm_90":
+    """The kernels of one token, for targets with descriptors."""
+    if not target.device.target.descriptors:
         return
     types = dict.fromkeys(("out", "x", "data"), "*bf16") | {"experts": "*i32", "weights": "*fp32"}
     types |= dict.fromkeys(("hidden", "inner", "pitch"), "i32")
@@ -77,7 +77,7 @@ def one_token(target: Target) -> Iterator[Build]:
     yield Build("one-token-up", moe_one_token.one_token_up_kernel, types, up, warps, 3, even)
     yield Build("one-token-down", moe_one_token.one_token_down_kernel, types, down, warps, 3, even)
     for records in ("plain", "transposed"):
-        fp8 = {"SUB": 128, "ONE": records == "plain", "RECORDS": records, "PTX": True}
+        fp8 = {"SUB": 128, "ONE": records == "plain", "RECORDS": records, "ASSEMBLY": True}
         here = types | {"data": "*u8", "scale": "*fp32", "subs": "i32"}
         label = f"one-token-%s-fp8-{records}"
         yield Build(label % "up", moe_one_token.one_token_up_fp8_kernel, here, up | fp8, warps, 3, even)
@@ -85,12 +85,11 @@ def one_token(target: Target) -> Iterator[Build]:
 
 
 def tiles(target: Target) -> Iterator[Build]:
-    """The products of tiles of 128 rows, of gate_up and of down, on Hopper."""
-    if str(target) != "sm_90":
+    """The products of tiles of 128 rows, of gate_up and of down, for targets with descriptors."""
+    if not target.device.target.descriptors:
         return
-    device = Device(132, target.shared, False, compiler=target.backend)
     weight = Quantised("dense", torch.empty(0), torch.empty(0), None, 0, 2048, 2048)
-    blocks = moe.blocks_of(weight, 65536, 128, torch.bfloat16, device)
+    blocks = moe.blocks_of(weight, 65536, 128, torch.bfloat16, target.device)
     pointers = dict.fromkeys(("out", "x", "like"), "*bf16") | dict.fromkeys(("order", "tiles"), "*i32")
     even = EVEN | {"width"}
     for gate, block in ((0, f"1,2,{blocks.n // 2},{blocks.k}"), (-1, f"{blocks.n},{blocks.k}")):
@@ -105,12 +104,8 @@ def tiles(target: Target) -> Iterator[Build]:
         yield Build(label, moe_tiles.tiles_kernel, arguments, constants, blocks.warps, blocks.stages, even)
 
 
-def overlaps(target: Target) -> bool:
-    return target.backend == "cuda" and int(target.arch) >= 90
-
-
 def others(target: Target) -> Iterator[Build]:
-    overlap = {"OVERLAP": overlaps(target)}
+    overlap = {"OVERLAP": target.device.target.overlaps}
     floats = dict.fromkeys(("weights", "logits", "correction", "y"), "*fp32")
     integers = dict.fromkeys(("experts", "order", "tiles", "ranks", "counts"), "*i32")
     numbers = dict.fromkeys(("stride", "choices", "expert_count", "tile_count", "hidden"), "i32")
@@ -135,7 +130,8 @@ def norm_route(target: Target) -> Build:
     types |= dict.fromkeys(("eps", "offset", "scale"), "fp32")
     choice = moe_route.choice_of(Routing(8, "sigmoid", True, 2.5, 8, 4, "top2"), 256, True)
     constants = {name.upper(): value for name, value in choice._asdict().items()}
-    constants |= {"HAS_BIAS": True, "BLOCK_N": moe_norm_route.EXPERTS, "BLOCK_H": 8192, "OVERLAP": overlaps(target)}
+    constants |= {"HAS_BIAS": True, "BLOCK_N": moe_norm_route.EXPERTS, "BLOCK_H": 8192}
+    constants |= {"OVERLAP": target.device.target.overlaps}
     kernel = moe_norm_route.norm_route_kernel
     return Build(
         "norm-route", kernel, types, constants, moe_norm_route.warps_of(8192), 3, frozenset(("hidden", "pitch"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
-from localllm.kernels.triton import driver
+from localllm.kernels.triton.nvidia import driver
 
 SHARED_LIMIT = 101376
 

@@ -271,9 +271,11 @@ def test_rounding_equals_the_reference_exactly() -> None:
 def test_logits_are_sums_that_were_not_rounded(dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Float32 outputs of 16-bit inputs. In the interpreter, a float32 product stands in for torch's mixed product."""
     from localllm.kernels.triton import linear
+    from localllm.kernels.triton.target import Target
 
     if INTERPRETED:
-        monkeypatch.setattr(linear, "device_properties", lambda device: SimpleNamespace(mixed_products=True))
+        device = SimpleNamespace(target=Target(float_sums=True))
+        monkeypatch.setattr(linear, "device_properties", lambda _: device)
         monkeypatch.setattr(linear, "_sums", lambda x, weights: x.float() @ weights.float().t())
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(2, 3, 256, generator=generator).to(dtype)

@@ -270,10 +270,8 @@ def test_one_token_equals_reference(gate: Any, op: str, group: int, inner: int, 
     gate_up, down = quantised(weights.gate_up), quantised(weights.down)
     assert op == "dense" or gate_up.records == records
     assert INTERPRETED or supports_one_token(routed, gate_up, down, has_bias=False)
-    properties = moe.device_properties(torch.device(DEVICE))
-    chosen = copy_to(routed, DEVICE)
-    options = moe.GATES.index(gate), properties.overlaps, properties.compiler == "cuda"
-    actual = one_token(x.to(DEVICE), chosen, gate_up, down, *options)
+    target = moe.device_properties(torch.device(DEVICE)).target
+    actual = one_token(x.to(DEVICE), copy_to(routed, DEVICE), gate_up, down, moe.GATES.index(gate), target)
     allowed = 2 * TOLERANCES[dtype] * expected.abs().max().item()
     torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=allowed)
 

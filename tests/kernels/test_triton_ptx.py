@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from localllm.kernels.triton import widen
+from localllm.kernels.triton.nvidia import assembly
 
 pytestmark = pytest.mark.emulated
 KINDS = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
@@ -61,7 +61,7 @@ def execute(code: str, given: Mapping[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("dtype", KINDS.values(), ids=str)
 def test_nibbles_less_their_zero_point(dtype: torch.dtype) -> None:
-    code, base = (widen.NIBBLES_BF16, 128) if dtype == torch.bfloat16 else (widen.NIBBLES_FP16, 1024)
+    code, base = (assembly.NIBBLES_BF16, 128) if dtype == torch.bfloat16 else (assembly.NIBBLES_FP16, 1024)
     for first in range(0, 256, 4):
         data = [first, first + 1, 255 - first, (first * 37 + 11) % 256]
         for zero in range(17):
@@ -76,7 +76,7 @@ def test_nibbles_less_their_zero_point(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", KINDS.values(), ids=str)
 def test_every_e4m3(dtype: torch.dtype) -> None:
-    code = widen.E4M3_BF16 if dtype == torch.bfloat16 else widen.E4M3_FP16
+    code = assembly.E4M3_BF16 if dtype == torch.bfloat16 else assembly.E4M3_FP16
     for first in range(0, 256, 4):
         data = torch.arange(first, first + 4, dtype=torch.uint8)
         found = execute(code.value, {"$2": int.from_bytes(bytes(data.tolist()), "little")})

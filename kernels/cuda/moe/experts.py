@@ -119,7 +119,7 @@ def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     gate = GATES.index(weights.gate)
     choice_products(inner, x, routed, weights.op, weights.gate_up, weights.gate_up_bias, gate)
     choice_products(results, inner, routed, weights.op, weights.down, weights.down_bias, early=True)
-    return combine(results, routed.weights, x.dtype, device_properties(x.device).overlaps)
+    return combine(results, routed.weights, x.dtype, device_properties(x.device).target.overlaps)
 
 
 def choice_products(
