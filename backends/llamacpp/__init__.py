@@ -6,9 +6,9 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ..llamacpp_install import PACKAGE, gpu_command, repair_command
 from ..machine import cpu_name, memory
 from .architectures import is_known
-from .installing import PACKAGE, gpu_command, repair_command
 from .library import devices, gpus_of, is_installed, problem, version
 
 __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]

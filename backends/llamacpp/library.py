@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ModelRefused, RunnerFailed
+from ..llamacpp_install import PACKAGE
 from ..machine import limit_spinning
-from .installing import PACKAGE
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MIN_VERSION = (0, 3, 36)  # ctypes does not notice that an older version has other structures

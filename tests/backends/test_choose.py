@@ -12,11 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 from localllm import backends
-from localllm.backends import cpu, cuda, hip, llamacpp, mlx, npu, xpu
+from localllm.backends import cpu, cuda, hip, llamacpp, llamacpp_install, mlx, npu, xpu
 from localllm.backends import machine as machine_of_cpu
 from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
-from localllm.backends.llamacpp import installing, library
+from localllm.backends.llamacpp import library
 from localllm.backends.llamacpp.library import BuildDevice
 from localllm.backends.npu import installation
 from localllm.backends.npu.driver import Npu
@@ -233,7 +233,7 @@ def test_mlx_outside_apple_silicon_is_a_second_choice(monkeypatch: pytest.Monkey
 def test_llama_cpp_tells_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_spec", lambda name: None)
     for checkout, command in ((True, "make build GGUF=1"), (False, "pip install --no-binary llama-cpp-python")):
-        monkeypatch.setattr(installing, "is_checkout", lambda checkout=checkout: checkout)
+        monkeypatch.setattr(llamacpp_install, "is_checkout", lambda checkout=checkout: checkout)
         assert "is not installed" in reason(llamacpp.probe())
         assert command in reason(llamacpp.probe())
 
@@ -244,7 +244,7 @@ def test_llama_cpp_that_does_not_work_is_unavailable(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(library, "find_spec", lambda name: name)
     monkeypatch.setattr(library, "library", fail)
-    monkeypatch.setattr(installing, "is_checkout", lambda: False)
+    monkeypatch.setattr(llamacpp_install, "is_checkout", lambda: False)
     assert "libcuda.so.1" in reason(llamacpp.probe())
     assert "--force-reinstall" in reason(llamacpp.probe())
 

@@ -13,7 +13,7 @@ from ... import children
 from ...errors import InstallFailed
 
 # The process runs make in a checkout, and pip elsewhere. The daemon imports no backend.
-COMMAND = (sys.executable, "-P", "-c", "from localllm.backends.llamacpp.installing import main; main()")
+COMMAND = (sys.executable, "-P", "-c", "from localllm.backends.llamacpp_install import main; main()")
 LAST_LINES = 12  # lines of the output in an error
 MAX_LINE = 300  # characters
 _STEP = re.compile(r"\[(\d+)/(\d+)\]")  # of a build with ninja

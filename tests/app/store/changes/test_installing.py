@@ -153,7 +153,7 @@ def test_command_of_a_checkout_runs_make(monkeypatch: pytest.MonkeyPatch, tmp_pa
     make.write_text("#!/bin/sh\necho make $*; pwd\n")
     make.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    script = installing.COMMAND[-1].replace("main()", "sys.prefix = str(installing.ROOT / '.venv'); main()")
-    script = f"import sys; from localllm.backends.llamacpp import installing; {script}"
+    script = installing.COMMAND[-1].replace("main()", "sys.prefix = str(llamacpp_install.ROOT / '.venv'); main()")
+    script = f"import sys; from localllm.backends import llamacpp_install; {script}"
     done = subprocess.run([*installing.COMMAND[:-1], script], capture_output=True, text=True)
     assert (done.stdout.split("\n")[0], done.stderr) == ("make build GGUF=1", "")

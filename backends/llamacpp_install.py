@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..machine import cpu_flags
+from .machine import cpu_flags
 
 PACKAGE = "llama-cpp-python"
 REQUIREMENT = "llama-cpp-python>=0.3.36,<0.4"
 MAKE = "make build GGUF=1"  # in the root folder of a checkout
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 # Hardware -> CMake flags of llama.cpp. Each needs the compiler of that hardware (docs/gguf.md).
 DEVICES: Mapping[str, str] = {
@@ -48,6 +48,20 @@ def gpu_command() -> str:
     if no driver is recognised."""
     installed = (device for file, device in DRIVERS.items() if file.exists())
     return install_command(next(installed, "any GPU"), again=True)
+
+
+def vulkan_command() -> str:
+    """The shell command that builds llama.cpp for any GPU with Vulkan."""
+    if is_checkout():
+        return f"{MAKE} CMAKE_ARGS={DEVICES['any GPU']}"
+    return install_command("any GPU", again=find_spec("llama_cpp") is not None)
+
+
+def without_torch(device: str) -> str:
+    """The sentence for the user of a GPU or NPU for which torch has no kernels."""
+    return (
+        f"torch has no kernels for {device}: GGUF models run on the GPU with llama.cpp and Vulkan: {vulkan_command()}"
+    )
 
 
 def install_command(device: str = "", *, again: bool = False) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.backends import llamacpp
-from localllm.backends.llamacpp import installing
+from localllm.backends import llamacpp, llamacpp_install
 from localllm.engine.runner import Unavailable
 
 
@@ -24,16 +23,16 @@ def parsed(command: str) -> tuple[list[str], list[str]]:
 
 
 def test_command_installs_for_this_python_from_source() -> None:
-    flags, words = parsed(installing.install_command())
+    flags, words = parsed(llamacpp_install.install_command())
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
-    assert words[-3:] == ["--no-binary", "llama-cpp-python", installing.REQUIREMENT]
+    assert words[-3:] == ["--no-binary", "llama-cpp-python", llamacpp_install.REQUIREMENT]
     assert os.access(words[0], os.X_OK)
     assert not any("GGML" in flag for flag in flags)
 
 
-@pytest.mark.parametrize("device", installing.DEVICES)
+@pytest.mark.parametrize("device", llamacpp_install.DEVICES)
 def test_command_of_a_device_replaces_the_build(device: str) -> None:
-    flags, words = parsed(installing.install_command(device, again=True))
+    flags, words = parsed(llamacpp_install.install_command(device, again=True))
     assert any(flag.startswith("-DGGML_") and flag.endswith("=ON") for flag in flags)
     assert {"--force-reinstall", "--no-cache-dir"} <= set(words)
 
@@ -45,26 +44,26 @@ def test_command_of_a_gpu_follows_the_driver(
     driver: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {tmp_path / device: device for device in ("NVIDIA", "AMD")}
-    monkeypatch.setattr(installing, "DRIVERS", files)
+    monkeypatch.setattr(llamacpp_install, "DRIVERS", files)
     if driver:
         (tmp_path / driver).touch()
-    assert flag in parsed(installing.gpu_command())[0]
+    assert flag in parsed(llamacpp_install.gpu_command())[0]
 
 
 def test_a_checkout_installs_with_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installing, "ROOT", tmp_path)
-    assert installing.repair_command() == installing.install_command()
+    monkeypatch.setattr(llamacpp_install, "ROOT", tmp_path)
+    assert llamacpp_install.repair_command() == llamacpp_install.install_command()
     (tmp_path / "Makefile").touch()
-    assert installing.repair_command(again=True) == installing.install_command(again=True)
-    monkeypatch.setattr(installing.sys, "prefix", str(tmp_path / ".venv"))
-    assert installing.repair_command() == "make build GGUF=1"
+    assert llamacpp_install.repair_command(again=True) == llamacpp_install.install_command(again=True)
+    monkeypatch.setattr(llamacpp_install.sys, "prefix", str(tmp_path / ".venv"))
+    assert llamacpp_install.repair_command() == "make build GGUF=1"
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_missing_library_has_a_command(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llamacpp, "problem", lambda: "it does not work")
     monkeypatch.setattr(llamacpp, "is_installed", lambda: is_installed)
-    monkeypatch.setattr(installing, "ROOT", Path("/nowhere"))
+    monkeypatch.setattr(llamacpp_install, "ROOT", Path("/nowhere"))
     found = llamacpp.probe()
     assert isinstance(found, Unavailable)
     assert found.reason == f"it does not work: {found.install}"
@@ -83,6 +82,17 @@ def test_doctor_shows_the_build_and_the_command_for_a_gpu() -> None:
 
 @pytest.mark.parametrize("flags", [{"avx2"}, {"avx2", "amx_int8"}])
 def test_only_a_cpu_with_amx_gets_the_flag_for_gcc(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installing, "cpu_flags", lambda: frozenset(flags))
-    monkeypatch.setattr(installing.platform, "system", lambda: "Linux")
-    assert ("-fno-dse" in installing.install_command()) == ("amx_int8" in flags)
+    monkeypatch.setattr(llamacpp_install, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(llamacpp_install.platform, "system", lambda: "Linux")
+    assert ("-fno-dse" in llamacpp_install.install_command()) == ("amx_int8" in flags)
+
+
+def test_a_gpu_that_torch_does_not_serve_gets_the_vulkan_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp_install, "ROOT", tmp_path)
+    command = llamacpp_install.without_torch("Iris Xe").partition("Vulkan: ")[2]
+    assert "-DGGML_VULKAN=ON" in parsed(command)[0]
+    (tmp_path / "Makefile").touch()
+    monkeypatch.setattr(llamacpp_install.sys, "prefix", str(tmp_path / ".venv"))
+    sentence = llamacpp_install.without_torch("Iris Xe")
+    assert sentence.startswith("torch has no kernels for Iris Xe: ")
+    assert sentence.endswith(": make build GGUF=1 CMAKE_ARGS=-DGGML_VULKAN=ON")
