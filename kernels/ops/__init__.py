@@ -17,6 +17,7 @@ from .moe import Moe
 from .norm import Norm
 from .rope import Rope
 from .sampling import Sampling
+from .state import State
 
 PACKAGES = re.compile(r"^localllm\.(kernels|backends)\.")  # of implementations; not displayed
 
@@ -37,6 +38,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "kv.copy_pages": (),
     "attention": ("layer",),
     "sampling": (),
+    "state": (),
     "layer": ("layer",),
 }
 
@@ -55,6 +57,7 @@ class Ops:
     kv: KV = field(default_factory=KV)
     attention: Attention = field(default_factory=Attention)
     sampling: Sampling = field(default_factory=Sampling)
+    state: State = field(default_factory=State)
     layer: Layer = field(default_factory=Layer)
 
     def __iter__(self) -> Iterator[tuple[str, Callable[..., Any]]]:
