@@ -157,7 +157,7 @@ def gated_delta(qkv: Tensor, a: Tensor, b: Tensor, rows: StateRows, target: Delt
     decay = -target.rates * F.softplus(_widened(a) + target.dt_bias)
     beta = _widened(b).sigmoid()
     value = value.unflatten(1, (heads, value_dim))
-    return _scan(query * key_dim**-0.5, key, value, decay, beta, rows, target.states).to(qkv.dtype)
+    return _scan([query * key_dim**-0.5, key, value, decay, beta], rows, target.states).to(qkv.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -178,45 +178,36 @@ def ssd(x: Tensor, dt: Tensor, rows: StateRows, target: Ssd) -> Tensor:
     key, query = (part.unflatten(1, (-1, state_dim)) for part in (key, query))
     step = F.softplus(_widened(dt) + target.dt_bias).clamp(target.dt_min, target.dt_max)
     value = inputs * step.unsqueeze(-1)
-    out = _scan(query, key, value, -target.rates * step, None, rows, target.states)
-    return (out + inputs * target.skip.unsqueeze(-1)).to(x.dtype)
+    out = _scan([query, key, value, -target.rates * step], rows, target.states)
+    return out.add(inputs * target.skip.unsqueeze(-1)).to(x.dtype)
 
 
-def _scan(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, rows: StateRows, states: Tensor
-) -> Tensor:
+def _scan(parts: list[Tensor], rows: StateRows, states: Tensor) -> Tensor:
     """The recurrence over the tokens of each row -> [tokens, heads, value dim].
 
-    query and key [tokens, key heads, key dim], value [tokens, heads, value dim], decay (logarithm) and beta [tokens,
-    heads]; beta None: no delta rule.
+    parts: query and key [tokens, key heads, key dim], value [tokens, heads, value dim], the logarithm of the decay
+    [tokens, heads]; for the delta rule beta [tokens, heads].
     """
+    query, key, value, *rates = parts
     out = torch.empty_like(value)
     shared = value.shape[1] // key.shape[1]
-    query, key = (part.repeat_interleave(shared, dim=1) for part in (query, key))
+    parts = [query.repeat_interleave(shared, dim=1), key.repeat_interleave(shared, dim=1), value, *rates]
     for members, tokens, length in rows.rows.runs():
-        if not length:
-            continue
-
-        def by_head(part: Tensor, tokens: slice = tokens, length: int = length) -> Tensor:
-            """[tokens, heads, …] -> [rows, heads, tokens of a row, …]"""
-            return part[tokens].unflatten(0, (-1, length)).transpose(1, 2)
-
-        parts = [by_head(part) for part in (query, key, value, decay)]
-        betas = None if beta is None else by_head(beta)
-        state = rows.read(states, members).to(value.dtype)
-        outputs = []
-        for start in range(0, length, CHUNK):
-            chunk = slice(start, start + CHUNK)
-            rate = None if betas is None else betas[:, :, chunk]
-            result, state = _chunk(*(part[:, :, chunk] for part in parts), rate, state)
-            outputs.append(result)
-        rows.write(states, state, members)
-        out[tokens] = torch.cat(outputs, dim=2).transpose(1, 2).flatten(0, 1)
+        if length:
+            # [rows, heads, tokens of a row, …]
+            by_head = [part[tokens].unflatten(0, (-1, length)).transpose(1, 2) for part in parts]
+            state = rows.read(states, members).to(value.dtype)
+            results = []
+            for chunk in zip(*(part.split(CHUNK, dim=2) for part in by_head), strict=True):
+                result, state = _chunk(state, *chunk)
+                results.append(result)
+            rows.write(states, state, members)
+            out[tokens] = torch.cat(results, dim=2).transpose(1, 2).flatten(0, 1)
     return out
 
 
 def _chunk(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
+    state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Some tokens of each row: the outputs [rows, heads, tokens, value dim] and the new state.
 

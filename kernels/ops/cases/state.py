@@ -33,7 +33,7 @@ def _states(lens: Lens, shape: tuple[int, ...], generator: torch.Generator) -> t
     return torch.randn(2 * len(lens) + 1, *shape, generator=generator)
 
 
-def _conv(lens: Lens, channels: int = 80, width: int = 4, parts: int = 1, bias: bool = True) -> Make:
+def conv_arguments(lens: Lens, channels: int = 80, width: int = 4, parts: int = 1, bias: bool = True) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         rows = state_rows(lens, generator)
         tokens = len(lens) and int(rows.rows.row_starts[-1])
@@ -46,7 +46,7 @@ def _conv(lens: Lens, channels: int = 80, width: int = 4, parts: int = 1, bias: 
     return make
 
 
-def _delta(lens: Lens, heads: int = 4, key_heads: int = 2, key_dim: int = 32, value_dim: int = 32) -> Make:
+def delta_arguments(lens: Lens, heads: int = 4, key_heads: int = 2, key_dim: int = 32, value_dim: int = 32) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         rows = state_rows(lens, generator)
         tokens = len(lens) and int(rows.rows.row_starts[-1])
@@ -61,7 +61,7 @@ def _delta(lens: Lens, heads: int = 4, key_heads: int = 2, key_dim: int = 32, va
     return make
 
 
-def _ssd(lens: Lens, heads: int = 4, groups: int = 2, state: int = 32, dim: int = 16, **limits: float) -> Make:
+def ssd_arguments(lens: Lens, heads: int = 4, groups: int = 2, state: int = 32, dim: int = 16, **limits: float) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         rows = state_rows(lens, generator)
         tokens = len(lens) and int(rows.rows.row_starts[-1])
@@ -89,34 +89,40 @@ _CHUNKS = [(63, 0), (64, 2), (65, 7)]
 _WIDE = {"heads": 4, "key_heads": 2, "key_dim": 128, "value_dim": 128}  # head sizes of real models
 
 CASES = [
-    Case("state.conv", "decode", _conv(_DECODE), mutates=("target.states",)),
-    Case("state.conv", "mixed", _conv(_MIXED), mutates=("target.states",)),
-    Case("state.conv", "narrow", _conv(_MIXED, channels=5, width=3, bias=False), mutates=("target.states",)),
-    Case("state.conv", "width-2", _conv(_MIXED, width=2), mutates=("target.states",)),
-    Case("state.conv", "many-channels", _conv(_CHUNKS, channels=600), mutates=("target.states",)),
-    Case("state.conv", "padding-only", _conv([(1, PADDING), (1, PADDING)]), mutates=("target.states",)),
-    Case("state.conv", "no-rows", _conv([]), mutates=("target.states",)),
-    Case("state.short_conv", "decode", _conv(_DECODE, width=3, parts=3, bias=False), mutates=("target.states",)),
-    Case("state.short_conv", "mixed", _conv(_MIXED, width=3, parts=3), mutates=("target.states",)),
-    Case("state.short_conv", "many-channels", _conv(_CHUNKS, 600, parts=3), mutates=("target.states",)),
-    Case("state.short_conv", "no-rows", _conv([], parts=3), mutates=("target.states",)),
-    Case("state.gated_delta", "decode", _delta(_DECODE), mutates=("target.states",)),
-    Case("state.gated_delta", "decode-wide", _delta(_DECODE, **_WIDE), mutates=("target.states",)),
-    Case("state.gated_delta", "mixed", _delta(_MIXED), mutates=("target.states",)),
-    Case("state.gated_delta", "chunk-borders", _delta(_CHUNKS, **_WIDE), mutates=("target.states",)),
-    Case("state.gated_delta", "chunks", _delta([(130, 0), (1, 4), (201, 6)]), mutates=("target.states",)),
-    Case("state.gated_delta", "odd-sizes", _delta([*_MIXED, (70, 1)], 3, 1, 11, 13), mutates=("target.states",)),
-    Case("state.gated_delta", "equal-heads", _delta([(40, 1)], 3, 3, 16, 24), mutates=("target.states",)),
-    Case("state.gated_delta", "padding-only", _delta([(1, PADDING), (1, PADDING)]), mutates=("target.states",)),
-    Case("state.gated_delta", "no-rows", _delta([]), mutates=("target.states",)),
-    Case("state.ssd", "decode", _ssd(_DECODE), mutates=("target.states",)),
-    Case("state.ssd", "decode-wide", _ssd(_DECODE, 4, 1, 128, 64), mutates=("target.states",)),
-    Case("state.ssd", "mixed", _ssd(_MIXED), mutates=("target.states",)),
-    Case("state.ssd", "chunk-borders", _ssd(_CHUNKS, 4, 1, 128, 64), mutates=("target.states",)),
-    Case("state.ssd", "chunks", _ssd([(130, 0), (1, 4), (201, 6)]), mutates=("target.states",)),
-    Case("state.ssd", "odd-sizes", _ssd([*_MIXED, (70, 1)], 3, 1, 11, 13), mutates=("target.states",)),
-    Case("state.ssd", "limits", _ssd(_MIXED, dt_min=0.05, dt_max=0.3), mutates=("target.states",)),
-    Case("state.ssd", "no-rows", _ssd([]), mutates=("target.states",)),
+    Case("state.conv", "decode", conv_arguments(_DECODE), mutates=("target.states",)),
+    Case("state.conv", "mixed", conv_arguments(_MIXED), mutates=("target.states",)),
+    Case("state.conv", "narrow", conv_arguments(_MIXED, channels=5, width=3, bias=False), mutates=("target.states",)),
+    Case("state.conv", "width-2", conv_arguments(_MIXED, width=2), mutates=("target.states",)),
+    Case("state.conv", "many-channels", conv_arguments(_CHUNKS, channels=600), mutates=("target.states",)),
+    Case("state.conv", "padding-only", conv_arguments([(1, PADDING), (1, PADDING)]), mutates=("target.states",)),
+    Case("state.conv", "no-rows", conv_arguments([]), mutates=("target.states",)),
+    Case(
+        "state.short_conv", "decode", conv_arguments(_DECODE, width=3, parts=3, bias=False), mutates=("target.states",)
+    ),
+    Case("state.short_conv", "mixed", conv_arguments(_MIXED, width=3, parts=3), mutates=("target.states",)),
+    Case("state.short_conv", "many-channels", conv_arguments(_CHUNKS, 600, parts=3), mutates=("target.states",)),
+    Case("state.short_conv", "no-rows", conv_arguments([], parts=3), mutates=("target.states",)),
+    Case("state.gated_delta", "decode", delta_arguments(_DECODE), mutates=("target.states",)),
+    Case("state.gated_delta", "decode-wide", delta_arguments(_DECODE, **_WIDE), mutates=("target.states",)),
+    Case("state.gated_delta", "mixed", delta_arguments(_MIXED), mutates=("target.states",)),
+    Case("state.gated_delta", "chunk-borders", delta_arguments(_CHUNKS, **_WIDE), mutates=("target.states",)),
+    Case("state.gated_delta", "chunks", delta_arguments([(130, 0), (1, 4), (201, 6)]), mutates=("target.states",)),
+    Case(
+        "state.gated_delta", "odd-sizes", delta_arguments([*_MIXED, (70, 1)], 3, 1, 11, 13), mutates=("target.states",)
+    ),
+    Case("state.gated_delta", "equal-heads", delta_arguments([(40, 1)], 3, 3, 16, 24), mutates=("target.states",)),
+    Case(
+        "state.gated_delta", "padding-only", delta_arguments([(1, PADDING), (1, PADDING)]), mutates=("target.states",)
+    ),
+    Case("state.gated_delta", "no-rows", delta_arguments([]), mutates=("target.states",)),
+    Case("state.ssd", "decode", ssd_arguments(_DECODE), mutates=("target.states",)),
+    Case("state.ssd", "decode-wide", ssd_arguments(_DECODE, 4, 1, 128, 64), mutates=("target.states",)),
+    Case("state.ssd", "mixed", ssd_arguments(_MIXED), mutates=("target.states",)),
+    Case("state.ssd", "chunk-borders", ssd_arguments(_CHUNKS, 4, 1, 128, 64), mutates=("target.states",)),
+    Case("state.ssd", "chunks", ssd_arguments([(130, 0), (1, 4), (201, 6)]), mutates=("target.states",)),
+    Case("state.ssd", "odd-sizes", ssd_arguments([*_MIXED, (70, 1)], 3, 1, 11, 13), mutates=("target.states",)),
+    Case("state.ssd", "limits", ssd_arguments(_MIXED, dt_min=0.05, dt_max=0.3), mutates=("target.states",)),
+    Case("state.ssd", "no-rows", ssd_arguments([]), mutates=("target.states",)),
     Case("state.gated_norm", "norm-gate", _norm((5, 4, 32), "norm-gate")),
     Case("state.gated_norm", "gate-norm", _norm((5, 1, 192), "gate-norm")),
     Case("state.gated_norm", "groups", _norm((3, 4, 48), "gate-norm", (4, 48))),
