@@ -21,7 +21,9 @@ _TORCH = ("engine", "backends/pytorch", "kernels/ops", "kernels/compiled")
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "cpu": (*_TORCH, "backends/cpu", "kernels/cpu"),
     "cuda": (*_TORCH, "backends/cuda", "kernels/cuda", "kernels/gpu", "kernels/triton"),
+    "hip": (*_TORCH, "backends/hip", "kernels/gpu", "kernels/triton"),
     "npu": (*_TORCH, "backends/npu"),
+    "xpu": (*_TORCH, "backends/xpu", "kernels/triton"),
     "mlx": ("engine", "backends/mlx"),
     "llamacpp": ("engine", "backends/llamacpp"),
 }

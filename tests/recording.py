@@ -8,20 +8,24 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localllm import backends
 from localllm.engine.runner import DeviceInfo
 
+from .accelerator import accelerator
+
 ROOT = Path(__file__).resolve().parent.parent
 COMMIT = "LOCALLLM_COMMIT"  # variable with the commit under test, for machines without git
 TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
 # Words in the path of a test file -> backend of its tests.
-BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu", "triton": "cuda"}
+BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu"}
 GENERATED = (":!tests/results.jsonl", ":!README.md", ":!docs")
 
 PROPERTY = "recorded"  # property of a report: the Key of its test; pytest-xdist sends it to the process that writes
@@ -52,20 +56,40 @@ def lane_of(backend: str) -> str:
     return "library" if backend == "cuda" else kernels.partition(",")[0]
 
 
+def backend_of(item: pytest.Item, words: list[str]) -> str:
+    """The backend of a test: of its class, of its parameter `target`, or of the first word in the path that names one.
+
+    Triton's tests are of the accelerator's backend. In the interpreter and without a target, they count for cuda."""
+    if backend := suite_backend(item) or getattr(parameters_of(item).get("target"), "backend", ""):
+        return str(backend)
+    if "triton" in words:
+        present = accelerator()
+        return present.backend if present else "cuda"
+    return next((BACKENDS[word] for word in words if word in BACKENDS), "")
+
+
+def suite_backend(item: pytest.Item) -> str:
+    """The backend of the class, which then is the conformance suite; empty for other tests."""
+    return str(getattr(getattr(item, "cls", None), "backend", ""))
+
+
+def parameters_of(item: pytest.Item) -> Mapping[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
 def key_of(item: pytest.Item) -> Key | None:
     """The key of the counts of a test; None for a test without a backend.
 
     A GPU with the limits of gpu_limits counts as another device: it does not replace the results of the GPU itself."""
     tier = tier_of(item)
     file = item.path.relative_to(ROOT).as_posix()
-    suite_backend = getattr(getattr(item, "cls", None), "backend", "")
-    words = [word for word in re.split(r"[/_.]", file) if word in BACKENDS]
-    backend = suite_backend or (BACKENDS[words[0]] if words else "")
+    words = re.split(r"[/_.]", file)
+    backend = backend_of(item, words)
     if not tier or not backend:
         return None
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    lane = parameters.get("lane")
-    if not isinstance(lane, str):
+    parameters = parameters_of(item)
+    lane = parameters.get("lane") or getattr(parameters.get("target"), "lane", "")
+    if not lane or not isinstance(lane, str):
         lane = "triton" if "triton" in words else lane_of(backend)
     info = device(backend)
     limits = info.features.get("imitated GPU", "") if info else ""
@@ -78,7 +102,7 @@ def key_of(item: pytest.Item) -> Key | None:
     name = machine.name if machine else "unknown"
     if limits and machine is info:
         name += f" (limited to {limits})"
-    return backend, tier, lane, name, file, bool(suite_backend)
+    return backend, tier, lane, name, file, bool(suite_backend(item))
 
 
 def commit() -> str:

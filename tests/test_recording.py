@@ -14,6 +14,7 @@ import pytest
 from localllm.engine.runner import DeviceInfo
 
 from . import recording
+from .accelerator import Accelerator
 from .recording import ROOT, Recorder
 
 sys.path.insert(0, str(ROOT))
@@ -24,9 +25,15 @@ from scripts.tables import rows_of
 GPU = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "/built/library.so", "Triton": "yes"})
 BARE = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "none, Triton computes", "Triton": "yes"})
 LIMITED = replace(GPU, features={**GPU.features, "imitated GPU": "8.0 compute capability"})
+RADEON = DeviceInfo("hip", "AMD R1", 2, 1, {"kernels": "none, Triton computes", "Triton": "yes"})
+ARC = DeviceInfo("xpu", "Intel X1", 2, 1)
 CPU = DeviceInfo("cpu", "A processor", 2, 1, {"kernels": "avx2, the best for this processor"})
 OTHER = DeviceInfo("mlx", "MLX's CPU device", 2, 1, second_choice=True)
 APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
+
+
+TRITON = "tests/kernels/test_triton_linear.py"
+OPS = "tests/kernels/test_ops.py"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +42,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
 
-def item(name: str, *tiers: str, file: str = "tests/backends/test_cuda.py", backend: str = "", **params: str) -> Any:
+def item(name: str, *tiers: str, file: str = "tests/backends/test_cuda.py", backend: str = "", **params: Any) -> Any:
     cls = SimpleNamespace(backend=backend) if backend else None
     test_item = SimpleNamespace(nodeid=f"{file}::{name}", path=ROOT / file, cls=cls, user_properties=[])
     test_item.get_closest_marker = lambda tier: tier in tiers
@@ -49,6 +56,8 @@ def here(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Non
     """Simulate a machine with these devices."""
     result = {info.backend: info for info in request.param}
     monkeypatch.setattr(recording, "device", result.get)
+    present = next((name for name in ("cuda", "hip", "xpu") if name in result), "")
+    monkeypatch.setattr(recording, "accelerator", lambda: Accelerator(present, "") if present else None)
 
 
 def report(of: Any, when: str, outcome: str) -> Any:
@@ -107,6 +116,27 @@ def test_outcomes_are_counted(here: None, tmp_path: Path) -> None:
             [item("a", "emulated", file="tests/kernels/test_triton_interpreted.py")],
             [("cuda", "emulated", "triton", "A processor")],
         ),
+        *(
+            ([info, CPU], [item("a", "real", file=TRITON), item("b", "emulated", file=TRITON)], keys)
+            for info, keys in (
+                (RADEON, [("hip", "emulated", "triton", "A processor"), ("hip", "real", "triton", "AMD R1")]),
+                (ARC, [("xpu", "emulated", "triton", "A processor"), ("xpu", "real", "triton", "Intel X1")]),
+            )
+        ),
+        ([CPU], [item("a", "emulated", file=TRITON)], [("cuda", "emulated", "triton", "A processor")]),
+        (
+            [CPU],
+            [item(name, "compile", file=TRITON, target=SimpleNamespace(backend=name)) for name in ("cuda", "hip")],
+            [(name, "compile", "triton", "A processor") for name in ("cuda", "hip")],
+        ),
+        (
+            [RADEON, CPU],
+            [
+                item("a", "real", file=OPS, target=SimpleNamespace(backend="hip", lane="")),
+                item("b", "real", file=OPS, target=SimpleNamespace(backend="", lane="")),
+            ],
+            [("hip", "real", "triton", "AMD R1")],
+        ),
         (
             [OTHER, CPU],
             [item("a", "real", "real_otherdevice", backend="mlx")],
@@ -116,7 +146,19 @@ def test_outcomes_are_counted(here: None, tmp_path: Path) -> None:
         ([CPU], [item("a", "real", file="tests/backends/test_sampler.py"), item("b", backend="cpu")], []),
     ],
     indirect=["here"],
-    ids=["no-gpu", "library", "triton", "limited", "lanes", "cpu", "emulated", "otherdevice", "apple", "nobody's"],
+    ids=[
+        "no-gpu",
+        "library",
+        "triton",
+        "limited",
+        "lanes",
+        "cpu",
+        "emulated",
+        *TRITON_IDS,
+        "otherdevice",
+        "apple",
+        "nobody's",
+    ],
 )
 def test_results_are_counted_by_tier_implementation_and_machine(
     here: None, tests: list[Any], keys: list[Any], tmp_path: Path

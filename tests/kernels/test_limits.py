@@ -3,7 +3,6 @@ each implementation."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -11,13 +10,15 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cpu.device import OPS
+from localllm.backends.platforms import platforms
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
 
+from ..accelerator import INTERPRETED, accelerator
 from .limits import LIMITS, PARAMETERS, sample
 
-CUDA, INTERPRETED = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
+PRESENT = accelerator()
 # Arguments that may lie apart, as views of something wider.
 VIEWS = {"attention.paged": ("query",), "norm.rms": ("x",), "rope.neox": ("query", "key"), "linear.dense": ("x",)}
 VIEWS |= {"rope.interleaved": ("query", "key"), "linear.int8": ("x",), "linear.int4": ("x",), "linear.fp8": ("x",)}
@@ -68,17 +69,19 @@ def test_interpreted(case: Case) -> None:
 
 
 def lanes() -> dict[str, Ops]:
-    from localllm.backends.cuda.ops import CANDIDATES, MISSING
+    """The implementations of the accelerator's ops: the library if it is built, Triton, the references."""
+    from localllm.kernels.triton.ops import with_triton
 
-    return dict(
-        zip(("triton", "references") if MISSING else ("library", "triton", "references"), CANDIDATES, strict=True)
-    )
+    assert PRESENT is not None
+    lanes = {"triton": with_triton(Ops()), "references": Ops()}
+    ops = platforms()[PRESENT.backend]
+    return lanes if ops in lanes.values() else {"library": ops, **lanes}
 
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not CUDA or INTERPRETED, reason="there is no CUDA device")
-@pytest.mark.parametrize("case", LIMITS if CUDA else LIMITS[:1], ids=str)
+@pytest.mark.skipif(PRESENT is None or INTERPRETED, reason="there is no GPU")
+@pytest.mark.parametrize("case", LIMITS if PRESENT else LIMITS[:1], ids=str)
 @pytest.mark.parametrize("lane", ["library", "triton", "references"])
 class TestOnGpu:
     def test_dense_equals_reference(self, lane: str, case: Case) -> None:
@@ -91,8 +94,9 @@ class TestOnGpu:
         self.check(lane, case, apart=True, dtypes=[dtype])
 
     def check(self, lane: str, case: Case, **how: Any) -> None:
+        assert PRESENT is not None
         ops = lanes().get(lane) or pytest.skip("the library was not built")
         if ops.title(case.op) == "reference" and lane != "references":
             pytest.skip("the reference's")
         for dtype in how.pop("dtypes", case.tolerances):
-            assert not wrong(case, ops, "cuda", dtype, **how), dtype
+            assert not wrong(case, ops, PRESENT.device, dtype, **how), dtype

@@ -7,8 +7,9 @@ New memory for outputs is full of NaN, so an output that is not written fails.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends.cpu import device as cpu
+from localllm.backends.platforms import platforms
 from localllm.kernels.ops import MultiPlatformOp, Ops
 from localllm.kernels.ops.attention import Attend
 from localllm.kernels.ops.cases import CASES, reference_check
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
+from localllm.kernels.triton.problem import triton_problem
+
+from ..accelerator import TRITON, Accelerator, accelerator, triton_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +34,35 @@ class Target:
 
     label: str
     ops: Ops
-    device: str
-    lane: str = ""  # of the CPU's kernels, which then have `workers`
+    device: str = "cpu"
+    variant: str = ""  # the ISA variant of the CPU's kernels, which then have `workers`
     workers: int = 1
+    backend: str = ""  # of an accelerator: recording.py counts its tests for this backend
+    lane: str = ""  # the implementation of an accelerator's ops, as in recording.py
 
 
-LANES = [] if cpu.MISSING else torch.ops.localllm.variants().split()
+def on_accelerator(present: Accelerator | None, platforms: Mapping[str, Ops]) -> list[Target]:
+    """The ops of the accelerator's backend, and the Triton kernels alone; none without an accelerator."""
+    if present is None or present.backend not in platforms:
+        return []
+    lanes = {"": platforms[present.backend]}
+    if present.device in TRITON and not triton_problem():
+        from localllm.kernels.triton.ops import with_triton
+
+        lanes["triton"] = with_triton(Ops())
+    if lanes[""] == lanes.get("triton"):
+        del lanes[""]
+    names = {lane: "-".join(filter(None, (present.backend, lane))) for lane in lanes}
+    return [Target(names[lane], ops, present.device, backend=present.backend, lane=lane) for lane, ops in lanes.items()]
+
+
+VARIANTS = [] if cpu.MISSING else torch.ops.localllm.variants().split()
+ON_ACCELERATOR = on_accelerator(accelerator(), platforms())
 TARGETS = [
-    Target("reference", Ops(), "cpu"),
-    *(Target(f"cpu-{lane}", cpu.OPS, "cpu", lane) for lane in LANES),
-    *(Target(f"cpu-{lane}-3-workers", cpu.OPS, "cpu", lane, workers=3) for lane in LANES[-1:]),
+    Target("reference", Ops()),
+    *(Target(f"cpu-{variant}", cpu.OPS, variant=variant) for variant in VARIANTS),
+    *(Target(f"cpu-{variant}-3-workers", cpu.OPS, variant=variant, workers=3) for variant in VARIANTS[-1:]),
+    *ON_ACCELERATOR,
 ]
 
 
@@ -52,11 +76,11 @@ def poison() -> Iterator[None]:
 
 @pytest.fixture(params=TARGETS, ids=[target.label for target in TARGETS], scope="module")
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    if not request.param.lane:
+    if not request.param.variant:
         yield request.param
         return
     before = torch.ops.localllm.threads()
-    torch.ops.localllm.use_variant(request.param.lane)
+    torch.ops.localllm.use_variant(request.param.variant)
     torch.ops.localllm.use_threads(request.param.workers)
     few = torch.ops.localllm.share_from(0)  # share all work, even if one thread would normally do it alone
     yield request.param
@@ -90,14 +114,16 @@ def test_op_equals_reference(target: Target, number: int) -> None:
             torch.testing.assert_close(one.cpu().double(), other.double(), rtol=0.0, atol=allowed, msg=_told(dtype))
 
 
-@pytest.mark.parametrize("ops", [Ops(), cpu.OPS], ids=["reference", "cpu"])
+@pytest.mark.parametrize(
+    "target", [Target("reference", Ops()), Target("cpu", cpu.OPS), *ON_ACCELERATOR], ids=lambda target: target.label
+)
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
-def test_outputs_have_the_requested_dtype(ops: Ops, number: int) -> None:
+def test_outputs_have_the_requested_dtype(target: Target, number: int) -> None:
     """Without a requested dtype the output has the dtype of the input."""
     case = CASES[number]
     for dtype in case.tolerances:
         arguments, _ = asked(number, dtype)
-        given = reference_check.device_arguments(case, ops, arguments, "cpu", dtype)
+        given = reference_check.device_arguments(case, target.ops, arguments, target.device, dtype)
         (first, *_) = (
             given[name]
             for name in ("x", "gate_up", "query", "qkv", "logits", "weight", "heads", "pages", "tokens", "key")
@@ -105,9 +131,63 @@ def test_outputs_have_the_requested_dtype(ops: Ops, number: int) -> None:
         )
         wanted = given.get("dtype") or first.dtype
         integers = torch.int32 if case.op == "moe.route" else torch.int64
-        returned = dict(ops)[case.op](**given)
+        returned = dict(target.ops)[case.op](**given)
         for one in [returned] if isinstance(returned, torch.Tensor) else returned or ():
             assert one.dtype == (wanted if one.is_floating_point() else integers)
+
+
+def broken(ops: Ops) -> Ops:
+    """The ops with a norm that is off by 1 %."""
+    norm = dataclasses.replace(ops.norm, rms=lambda *arguments, **named: ops.norm.rms(*arguments, **named) * 1.01)
+    return dataclasses.replace(ops, norm=norm)
+
+
+def test_the_ops_of_an_accelerator_are_tested() -> None:
+    """A stand-in for an accelerator: torch's CPU under the name of another backend."""
+    number = next(number for number, case in enumerate(CASES) if case.op == "norm.rms")
+    present = Accelerator("xpu", "cpu")
+    (right,) = on_accelerator(present, {"xpu": Ops()})
+    assert (right.label, right.device, right.backend) == ("xpu", "cpu", "xpu")
+    test_op_equals_reference(right, number)
+    (wrong,) = on_accelerator(present, {"xpu": broken(Ops())})
+    with pytest.raises(AssertionError, match="float"):
+        test_op_equals_reference(wrong, number)
+    assert on_accelerator(None, {"xpu": Ops()}) == on_accelerator(present, {"cuda": Ops()}) == []
+
+
+def test_an_accelerator_has_its_ops_and_the_triton_kernels() -> None:
+    pytest.importorskip("triton")
+    from localllm.kernels.triton.ops import with_triton
+
+    triton = with_triton(Ops())
+    targets = on_accelerator(Accelerator("hip", "cuda"), {"hip": broken(triton)})
+    assert [(target.label, target.backend, target.lane) for target in targets] == [
+        ("hip", "hip", ""),
+        ("hip-triton", "hip", "triton"),
+    ]
+    (alone,) = on_accelerator(Accelerator("hip", "cuda"), {"hip": triton})
+    assert (alone.label, alone.lane) == ("hip-triton", "triton")
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "expected"),
+    [
+        ("cuda", None, Accelerator("cuda", "cuda")),
+        ("cuda", "7.1.25424", Accelerator("hip", "cuda")),
+        ("xpu", None, Accelerator("xpu", "xpu")),
+        ("npu", None, Accelerator("npu", "npu")),
+        ("mps", None, None),
+        (None, None, None),
+    ],
+)
+def test_an_accelerator_has_the_name_of_its_backend(
+    device: str | None, hip: str | None, expected: Accelerator | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = device and SimpleNamespace(type=device)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: fake)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert accelerator() == expected
+    assert triton_device() == (device if device in ("cuda", "xpu") else "")
 
 
 def _told(dtype: torch.dtype) -> Callable[[str], str]:

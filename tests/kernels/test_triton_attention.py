@@ -1,4 +1,4 @@
-"""Triton's attention against the reference: in the interpreter, or on a CUDA device."""
+"""Triton's attention against the reference: in the interpreter, or on a GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from localllm.kernels.ops.cases.reference_check import copy_to
 from localllm.kernels.triton import attention, target
 from localllm.kernels.triton.attention_plan import SHORT_QUERIES, plan
 
+from ..accelerator import INTERPRETED, triton_device
+
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")  # Triton's own
 
-INTERPRETED = target.INTERPRETED
+DEVICE = triton_device()
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_triton_interpreted.py runs it")
-real = [pytest.mark.real, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
-DEVICE = "cpu" if INTERPRETED else "cuda"
+real = [pytest.mark.real, pytest.mark.skipif(not DEVICE, reason="there is no GPU")]
 RANDOM = 240  # batches
 KINDS = 48  # number of different kernels among them, all of which must be compiled
 SLOW = [pytest.mark.slow]
@@ -61,7 +62,7 @@ def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = No
 
 def counters() -> list[torch.Tensor]:
     """The counters of the current stream, in every size that a batch may need."""
-    device = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
+    device = torch.device(DEVICE, 0) if DEVICE != "cpu" else torch.device(DEVICE)
     return [target.counters(device, 1 << bits) for bits in range(12, 17)]
 
 

@@ -1,11 +1,8 @@
-"""The Triton kernels of sampling, norms, activations, rotation and cache writes: on a CUDA device, or else in
-Triton's interpreter, which computes them in float32 with numpy."""
+"""The Triton kernels of sampling, norms, activations, rotation and cache writes: on a GPU, or else in Triton's
+interpreter, which computes them in float32 with numpy."""
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +10,6 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("there is no CUDA device; test_triton_interpreted.py runs this", allow_module_level=True)
-
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.cases import CASES
@@ -27,19 +21,21 @@ from localllm.kernels.ops.rope import Rope
 from localllm.kernels.ops.sampling import Draws, Sampling
 from localllm.kernels.triton import activation, kv, norm, rope, sampling
 
-sys.path.insert(0, str(Path(__file__).parent))
-from oracle_draws import FILTERS, SHAPES, draws, expected_token
-from sample import one_of_each
+from ..accelerator import INTERPRETED, triton_device
+from .oracle_draws import FILTERS, SHAPES, draws, expected_token
+from .sample import one_of_each
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
+DEVICE = triton_device()
+if not DEVICE:
+    pytest.skip("there is no GPU; test_triton_interpreted.py runs this", allow_module_level=True)
+GPU = not INTERPRETED
 
 pytestmark = [
-    pytest.mark.real if CUDA else pytest.mark.emulated,
+    pytest.mark.real if GPU else pytest.mark.emulated,
     pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),  # numpy's, in the interpreter
 ]
 
-VOCAB = 20_011 if CUDA else 2_411
+VOCAB = 20_011 if GPU else 2_411
 REFERENCE = Ops()
 FAST = Ops(
     norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
@@ -50,12 +46,12 @@ FAST = Ops(
 )
 HERE = {name for name, op in FAST if op is not dict(REFERENCE)[name]}
 RUNS = [
-    (case, dtype) for case in CASES if case.op in HERE for dtype in case.tolerances if CUDA or dtype == torch.float32
+    (case, dtype) for case in CASES if case.op in HERE for dtype in case.tolerances if GPU or dtype == torch.float32
 ]
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), one_of_each(RUNS, lambda run: run[0].op, lambda run: f"{run[0]}-{run[1]}", slow=not CUDA)
+    ("case", "dtype"), one_of_each(RUNS, lambda run: run[0].op, lambda run: f"{run[0]}-{run[1]}", slow=not GPU)
 )
 def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
@@ -82,10 +78,10 @@ def drawn(logits: torch.Tensor, how: Draws) -> list[int]:
     return FAST.sampling.draw(logits.to(DEVICE), copy_to(how, DEVICE)).tolist()
 
 
-@pytest.mark.parametrize("shape", one_of_each(SHAPES, lambda _: "", slow=not CUDA))
+@pytest.mark.parametrize("shape", one_of_each(SHAPES, lambda _: "", slow=not GPU))
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
 def test_draws_equal_the_oracle(shape: str, filters: dict[str, Any]) -> None:
-    rows = 5 if CUDA else 2
+    rows = 5 if GPU else 2
     logits = SHAPES[shape](numbers(rows, VOCAB, seed=3))
     how = draws(rows, **filters)
     assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
@@ -112,11 +108,11 @@ def random_draws(rng: np.random.Generator, rows: int, vocab: int) -> Draws:
     )
 
 
-@pytest.mark.parametrize("seed", one_of_each(range(60 if CUDA else 4), lambda _: "", slow=not CUDA))
+@pytest.mark.parametrize("seed", one_of_each(range(60 if GPU else 4), lambda _: "", slow=not GPU))
 def test_random_settings_equal_the_oracle(seed: int) -> None:
     """720 rows on a GPU, each with its own filters."""
     rng = np.random.default_rng(seed)
-    rows, vocab = (12, int(rng.integers(2, 9000))) if CUDA else (4, int(rng.integers(2, 3000)))
+    rows, vocab = (12, int(rng.integers(2, 9000))) if GPU else (4, int(rng.integers(2, 3000)))
     logits = numbers(rows, vocab, seed=seed) * rng.uniform(0.5, 6.0)
     if seed % 3 == 0:
         logits = (logits * 2).round() / 2
@@ -127,7 +123,7 @@ def test_random_settings_equal_the_oracle(seed: int) -> None:
     assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
 
 
-@pytest.mark.parametrize("k", one_of_each([33, 1, 2, 7, 100, 598], lambda _: "", slow=not CUDA))
+@pytest.mark.parametrize("k", one_of_each([33, 1, 2, 7, 100, 598], lambda _: "", slow=not GPU))
 def test_top_k_keeps_exactly_k_tokens(k: int) -> None:
     """All tokens have similar probabilities, so one token too many or too few is noticed soon."""
     rows, vocab = 8, 599
@@ -155,7 +151,7 @@ def test_nan_is_the_likeliest_token_with_any_filter() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
-@pytest.mark.parametrize("vocab", one_of_each([128, 1, 5, 5_303], lambda _: "", slow=not CUDA))
+@pytest.mark.parametrize("vocab", one_of_each([128, 1, 5, 5_303], lambda _: "", slow=not GPU))
 def test_greedy_and_logprobs(rows: int, vocab: int) -> None:
     logits = numbers(rows, vocab + 3, seed=vocab).round(decimals=1)[:, :vocab] * 3  # rows lie apart
     tokens = torch.arange(rows) % vocab
@@ -199,7 +195,7 @@ def test_append_skips_slots_beyond_the_cache() -> None:
     assert (written[:, [0, 1, 2, 3, 4, 6, 7]] == 0).all()
 
 
-@pytest.mark.skipif(not CUDA, reason="there is no CUDA device")
+@pytest.mark.skipif(DEVICE != "cuda", reason="only CUDA devices report a wait for the device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
 @pytest.mark.parametrize("rows", [1, 64])
 def test_sampling_is_captured_and_replayed(rows: int) -> None:

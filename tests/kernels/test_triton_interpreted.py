@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+from ..accelerator import INTERPRETED, triton_device
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
@@ -20,8 +21,8 @@ HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.emulated,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the interpreter's process"),
+    pytest.mark.skipif(not INTERPRETED and triton_device() != "", reason="the kernels themselves run here"),
+    pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process"),
 ]
 
 

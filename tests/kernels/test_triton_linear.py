@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +16,14 @@ from localllm.kernels.ops.cases.case import TOLERANCES, Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight
 
+from ..accelerator import INTERPRETED, triton_device
+
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = triton_device()
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
+    pytest.mark.skipif(not DEVICE, reason="there is no GPU"),
 ]
 SLOW = [pytest.mark.slow] if INTERPRETED else []
 PRODUCTS = ("linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
@@ -43,7 +44,6 @@ def runs() -> Iterator[Any]:
                 yield pytest.param(case, dtype, packed, id=label, marks=SLOW if rest else [])
 
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [dtype for dtype in TOLERANCES if not INTERPRETED or dtype != torch.bfloat16]
 
 

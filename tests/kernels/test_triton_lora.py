@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +14,15 @@ from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 
+from ..accelerator import INTERPRETED, triton_device
+
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = triton_device()
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
+    pytest.mark.skipif(not DEVICE, reason="there is no GPU"),
 ]
-DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16])]
 
 

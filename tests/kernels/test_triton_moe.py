@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,14 +17,15 @@ from localllm.kernels.ops.cases.reference_check import call_op, copy_to, pack_va
 from localllm.kernels.ops.linear import Int8
 from localllm.kernels.ops.moe import Routed, Routing, experts, route
 
+from ..accelerator import INTERPRETED, triton_device
+
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = triton_device()
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
+    pytest.mark.skipif(not DEVICE, reason="there is no GPU"),
 ]
-DEVICE = "cpu" if INTERPRETED else "cuda"
 SLOW = [pytest.mark.slow] if INTERPRETED else []
 OFTEN = ("-33-tokens", "groups", "correction", "ties", "odd-shape")  # labels of cases that are not slow
 
