@@ -53,11 +53,11 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Literal["off", "on"],
         Meta(description="Load the weights of an MLP into the cache during attention (NPUs only, never measured)."),
     ] = "off"
-    reference_ops: Annotated[
+    ops: Annotated[
         tuple[str, ...],
         Meta(
-            description="Ops to compute with their plain torch references: names of ops or op families, or all; "
-            "localllm doctor --ops lists them."
+            description="Implementations of ops, e.g. norm=reference,linear.int4=triton: the name of an op, a family "
+            "of ops or all, and the name of an implementation. localllm doctor --ops lists both."
         ),
     ] = ()
     drain: Annotated[

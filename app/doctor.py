@@ -95,28 +95,49 @@ def examine(backend: str = backends.AUTO) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelsReport:
+    """One set of kernels of a platform, or a plug-in."""
+
+    platform: str
+    name: str  # in LOCALLLM_DEV_OPS
+    capability: str  # the minimum, e.g. 8.0; empty: none
+    ops: int  # number of ops that it implements
+
+
+@dataclass(frozen=True, slots=True)
 class OpsReport:
-    """The implementation of each op, by platform; "reference" is plain torch."""
+    """The implementation of each op, by platform."""
 
-    ops: dict[str, dict[str, str]]  # op -> platform -> implementation
-    without: list[str]  # platforms without a torch runner
-    reference_ops: list[str]  # ops that LOCALLLM_DEV_REFERENCE_OPS replaces by their torch references
+    ops: dict[str, dict[str, str]]  # op -> platform -> name of the implementation; "-": there is none
+    kernels: list[KernelsReport]
+    plugins: dict[str, list[str]]  # plug-in -> what localllm does not use, with the reasons
+    without: list[str]  # backends without an ops table
+    choices: list[str]  # LOCALLLM_DEV_OPS
+    refused: dict[str, str]  # platform -> the error of a load with these choices
 
 
-def examine_ops(reference_ops: tuple[str, ...]) -> OpsReport:
-    """The ops table. Imports torch. Raises NoBackend if torch is missing, ConfigError for an unknown op."""
+def examine_ops(choices: tuple[str, ...]) -> OpsReport:
+    """The ops table. Imports torch. Raises NoBackend if torch is missing, ConfigError for an unknown op or an
+    implementation that no platform has."""
     if find_spec("torch") is None:
         raise NoBackend("torch is not installed, and only torch backends have an ops table")
-    from ..backends.platforms import matrix
+    from ..backends.platforms import kernel_sets, matrix
+    from ..backends.pytorch.plugins import plugins
 
     try:
-        rows = matrix(reference_ops)
+        table = matrix(kernel_sets(), plugins(), choices)
     except SettingRefused as error:
         raise ConfigError(str(error), hint=error.hint) from None
-    ops = {row.name: dict(row.implementations) for row in rows}
-    platforms: set[str] = set().union(*ops.values())
-    without = [name for name in backends.ORDER if name not in platforms]
-    return OpsReport(ops, without, list(reference_ops))
+    names = table.names()
+    listed: set[str] = set().union(*names.values())
+    return OpsReport(
+        names,
+        [KernelsReport(*row) for row in table.kernels()],
+        {f"{plugin.name} ({plugin.package})": list(plugin.defects) for plugin in plugins()},
+        [name for name in backends.ORDER if name not in listed],
+        list(choices),
+        {platform: f"{error} ({error.hint})" for platform, error in table.refused.items()},
+    )
 
 
 def _choice(backend: str) -> tuple[str, str, str]:

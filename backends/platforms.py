@@ -1,15 +1,20 @@
-"""A table with the implementation of each op on each torch device, for `localllm doctor` and the docs."""
+"""The register of the ops with every torch device, for `localllm doctor` and the docs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..kernels.ops import MultiPlatformOp, Ops
+from ..engine.errors import SettingRefused
+from ..kernels.ops import Ops
+from ..kernels.ops.register import REFERENCE, REFERENCES, KernelSet, MultiPlatformOp, Platform, dotted, register
 from . import ORDER
-from .pytorch.references import with_references
+from .mlx.ops import OPS as MLX
+from .pytorch.forced import with_forced
+from .pytorch.plugins import Plugin, with_plugins
 
 if TYPE_CHECKING:
     from .pytorch.product_check import ProductResult
@@ -18,13 +23,16 @@ DEVICES = {"cuda": "cuda", "npu": "npu"}  # backend -> torch's type of its devic
 
 
 def platforms() -> dict[str, Ops]:
-    """Backend name -> ops, for each backend that has a `device` module. Imports torch but no vendor library."""
-    platforms = {}
-    for name in ORDER:
-        module = f"{__package__}.{name}.device"
-        if find_spec(module):
-            platforms[name] = import_module(module).OPS
-    return platforms
+    """Backend name -> ops, of the backends in kernel_sets."""
+    return {name: kernels[0].ops for name, kernels in kernel_sets().items()}
+
+
+def kernel_sets() -> dict[str, tuple[KernelSet, ...]]:
+    """Backend name -> sets of kernels, for each backend that has a `device` module. Imports torch but no vendor
+    library."""
+    names = [name for name in ORDER if find_spec(f"{__package__}.{name}.device")]
+    modules = {name: vars(import_module(f"{__package__}.{name}.device")) for name in names}
+    return {name: own.get("KERNELS") or (KernelSet(name, own["OPS"]), REFERENCES) for name, own in modules.items()}
 
 
 def device_checks(name: str, dtype: str) -> Iterator[ProductResult]:
@@ -46,10 +54,51 @@ def device_checks(name: str, dtype: str) -> Iterator[ProductResult]:
     yield from run_products(*arguments)
 
 
-def matrix(reference_ops: Sequence[str] = ()) -> list[MultiPlatformOp]:
-    """Each op with its implementation on every platform. The ops named in `reference_ops` appear as their references.
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Each op with its implementations on every platform."""
 
-    Raises SettingRefused for an unknown name.
+    ops: Mapping[str, MultiPlatformOp]
+    refused: Mapping[str, SettingRefused]  # platform -> the error of a load there
+
+    def names(self) -> dict[str, dict[str, str]]:
+        """Op -> platform -> the name of its implementation; also MLX's functions, and the definitions."""
+        return {
+            name: {
+                **{platform: op.source(platform) for platform in op.forward},
+                "mlx": MLX.get(name, "-"),
+                "native": "torch",
+            }
+            for name, op in self.ops.items()
+        }
+
+    def kernels(self) -> Iterator[tuple[str, str, str, int]]:
+        """(platform, set of kernels, minimum capability, number of ops) of each set."""
+        ops = tuple(self.ops.values())
+        for platform in ops[0].forward:
+            sets = dict.fromkeys(one for op in ops for one in op.implementations[platform])
+            for one in sets:
+                own = sum(one in op.implementations[platform] for op in ops)
+                if one.name != REFERENCE:
+                    yield platform, one.name, dotted(one.capability), own
+
+
+def matrix(
+    platforms: Mapping[str, Sequence[KernelSet]], plugins: Sequence[Plugin] = (), choices: Sequence[str] = ()
+) -> Matrix:
+    """The implementations that models use unless a self-test rejects them. `choices`: see with_forced.
+
+    Raises SettingRefused for an unknown op, and for an implementation that no platform has.
     """
-    columns = {name: with_references(ops, reference_ops) for name, ops in platforms().items()}
-    return MultiPlatformOp.matrix(columns)
+    columns: dict[str, Platform] = {}
+    refused: dict[str, SettingRefused] = {}
+    for platform, kernels in platforms.items():
+        ops, kernels = with_plugins(kernels[0].ops, kernels, platform, plugins)
+        try:
+            ops = with_forced(ops, kernels, choices)
+        except SettingRefused as error:
+            refused[platform] = error
+        columns[platform] = Platform(ops, kernels)
+    if len(refused) == len(platforms):
+        raise next(iter(refused.values()))
+    return Matrix(register(columns), refused)

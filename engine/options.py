@@ -47,7 +47,7 @@ class LoadOptions:
     rope_scaling: RopeScaling = "auto"  # of llama.cpp
     rope_scale: float | None = None  # factor by which RoPE scaling extends the trained context; None: the model's own
     rope_base: float | None = None  # base of RoPE's frequencies; None: the model's own
-    reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
+    ops: tuple[str, ...] = ()  # "name=implementation" of ops, op families or "all", for developers
     # Streams of captured steps. measured: a second stream computes shared experts where it gains time.
     streams: Streams = "measured"
     weight_layout: WeightLayout = "auto"

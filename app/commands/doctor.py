@@ -24,15 +24,15 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     report = examine(settings.backend)
     daemon = asyncio.run(_daemon(settings))
     if as_json:
-        more = {"daemon": daemon, "reference_ops": settings.developer.reference_ops}
+        more = {"daemon": daemon, "ops": settings.developer.ops}
         print_json({**report.for_json(), **more})
     else:
-        _print(report, daemon, settings.developer.reference_ops)
+        _print(report, daemon, settings.developer.ops)
     return 0 if report.choice else NoBackend.exit_code
 
 
 def _doctor_ops(settings: config.Settings, as_json: bool) -> int:
-    report = examine_ops(settings.developer.reference_ops)
+    report = examine_ops(settings.developer.ops)
     if as_json:
         print_json(asdict(report))
     else:
@@ -60,7 +60,7 @@ def label(model: LoadedModel) -> str:
     return f"{model.id} ({details})" if details else model.id
 
 
-def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
+def _print(report: Report, daemon: str, choices: tuple[str, ...]) -> None:
     click.echo("Backends, in order of preference")
     for status in report.backends:
         click.echo(f"  {status.backend:<9} {'yes' if status.available else 'no '}  {_description(status)}")
@@ -71,8 +71,8 @@ def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
         selected["hint"] = report.hint
     _section("Selected", selected)
     memory = f"{size(report.memory['available'])} free of {size(report.memory['total'])}"
-    if reference_ops:
-        _section("Reference ops", {"slow": f"{', '.join(reference_ops)} (see localllm doctor --ops)"})
+    if choices:
+        _section("LOCALLLM_DEV_OPS", {"choices": f"{', '.join(choices)} (see localllm doctor --ops)"})
     if report.self_tests:
         _section("Kernel self-test", report.self_tests)
     _section("Machine", {**report.machine, "memory": memory})
@@ -83,11 +83,16 @@ def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:
 
 def _print_ops(report: OpsReport) -> None:
     platforms = list(next(iter(report.ops.values())))
-    rows = [[op, *map(row.__getitem__, platforms)] for op, row in report.ops.items()]
-    print_table(("op", *platforms), rows)
-    click.echo(f"\nbackends without their own ops: {', '.join(report.without)}")
-    if report.reference_ops:
-        click.echo(f"computed by references (LOCALLLM_DEV_REFERENCE_OPS): {', '.join(report.reference_ops)}")
+    print_table(("op", *platforms), [[op, *row.values()] for op, row in report.ops.items()])
+    click.echo()
+    kernels = [[one.platform, one.name, one.capability, str(one.ops)] for one in report.kernels]
+    print_table(("platform", "implementation", "minimum capability", "ops"), kernels)
+    for plugin, defects in report.plugins.items():
+        _section(f"Plug-in {plugin}", {"not used": "; ".join(defects)} if defects else {})
+    if report.without:
+        click.echo(f"\nbackends without their own ops: {', '.join(report.without)}")
+    if report.choices:
+        _section("LOCALLLM_DEV_OPS", {"choices": ", ".join(report.choices), **report.refused})
 
 
 def _description(status: BackendStatus) -> str:

@@ -69,7 +69,7 @@ def load_options(settings: Settings, ref: ModelRef) -> LoadOptions:
         rope_base=settings.rope_base or None,
         gpu_layers=None if settings.gpu_layers < 0 else settings.gpu_layers,
         streams=settings.developer.streams,
-        reference_ops=settings.developer.reference_ops,
+        ops=settings.developer.ops,
         attention=settings.developer.attention,
         lora_backend=settings.developer.lora_backend,
         weight_layout=settings.developer.weight_layout,

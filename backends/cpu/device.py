@@ -12,6 +12,7 @@ from ...engine.runner import Runner
 from ...kernels.compiled.library import LibraryMissing
 from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
+from ...kernels.ops.register import REFERENCES, KernelSet
 from ..machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant
 from ..pytorch.device import Device
 from ..pytorch.opening import open_runner
@@ -21,10 +22,12 @@ LORA_BACKENDS = {"torch_native": Lora()}
 try:
     from .ops import OPS
 
+    KERNELS: tuple[KernelSet, ...] = (KernelSet("cpp", OPS), REFERENCES)
     LORA_BACKENDS["cpp"] = OPS.lora
     MISSING = ""
 except LibraryMissing as error:
     OPS = Ops()
+    KERNELS = (REFERENCES,)
     MISSING = str(error)
 
 # Activations are float32, as in transformers on CPUs: float32 represents every stored dtype exactly. Without bfloat16
@@ -36,6 +39,7 @@ DEVICE = Device(
     torch.cpu,
     OPS,
     dtype=torch.float32,
+    kernels=KERNELS,
     lora_backends=LORA_BACKENDS,
     warnings=(f"the CPU kernels are not used (slower): {MISSING}",) if MISSING else (),
     slot_memory=MainMemory,
@@ -48,7 +52,7 @@ def open_on_cpu(files: ModelFiles, options: LoadOptions, free: int) -> Runner:
     threads = _use_threads(options.threads)
     torch.set_num_threads(threads)
     runner = open_runner(files, options, device_for(files, cpu_flags()), free)
-    if not (MISSING or options.reference_ops):
+    if not (MISSING or options.ops):
         torch.set_num_threads(1)  # the kernels compute nearly everything; torch's threads would compete with theirs
     return runner
 

@@ -20,6 +20,7 @@ from ...kernels.compiled.library import find_cuda_library
 from ...kernels.gpu.limits import gpu_limits
 from ...kernels.gpu.properties import gpu_properties
 from ...kernels.ops.layer import Layer
+from ...kernels.ops.register import usable
 from ...kernels.triton.problem import triton_problem
 from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
@@ -28,7 +29,7 @@ from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
 from .memory import METER, free_memory, limit_allocator
-from .ops import CANDIDATES, LORA_BACKENDS, MISSING, OPS
+from .ops import KERNELS, LORA_BACKENDS, MISSING, OPS
 
 
 def _flashinfer(device: Device) -> Device:
@@ -98,7 +99,8 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     if options.self_test_dir is not None:
         gpu = torch.cuda.get_device_name()
         tested = DTYPES.get(options.dtype, device.dtype)
-        ops, replacements = self_tested(CANDIDATES, device.type, tested, options.self_test_dir, gpu, _versions())
+        candidates = tuple(one.ops for one in device.kernels)
+        ops, replacements = self_tested(candidates, device.type, tested, options.self_test_dir, gpu, _versions())
         # A LoRA kernel that failed the self-test cannot be chosen by name.
         backends = {name: lora for name, lora in LORA_BACKENDS.items() if name != "cpp" or lora == ops.lora}
         device = replace(device, ops=ops, lora_backends=backends, warnings=warnings + replacements)
@@ -112,8 +114,17 @@ def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 
 def _device(files: ModelFiles) -> Device:
     """DEVICE with the values that depend on the model and the GPU."""
-    rate = gpu_properties(torch.device("cuda", 0)).multiplications
-    return replace(DEVICE, dtype=_dtype(files), layer_work=LAUNCH_SECONDS * rate, step_work=DELAY_SECONDS * rate)
+    gpu = gpu_properties(torch.device("cuda", 0))
+    kernels = usable(KERNELS, gpu.capability)
+    return replace(
+        DEVICE,
+        ops=kernels[0].ops,
+        kernels=kernels,
+        capability=gpu.capability,
+        dtype=_dtype(files),
+        layer_work=LAUNCH_SECONDS * gpu.multiplications,
+        step_work=DELAY_SECONDS * gpu.multiplications,
+    )
 
 
 def _missing_kernels() -> Iterator[str]:

@@ -13,7 +13,9 @@ from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
 from ...kernels.ops.moe import Moe
+from ...kernels.ops.register import REFERENCES, KernelSet
 from ...kernels.triton.problem import triton_problem
+from . import MIN_CAPABILITY
 from .driver import Driver, DriverFailed
 
 
@@ -64,35 +66,29 @@ def _require_code_for_gpu() -> None:
     require_code(library, driver.capability())
 
 
-def _candidates() -> tuple[tuple[Ops, ...], str]:
-    """The implementations of the ops that this machine can use, the fastest first and the references last; and the
-    reason why the CUDA C++ kernels are missing, empty if they are built."""
-    candidates = [Ops()]
+def _kernels() -> tuple[tuple[KernelSet, ...], str]:
+    """The sets of kernels of this machine; and the reason why the CUDA C++ kernels are missing, empty if they are
+    built."""
+    kernels = [REFERENCES]
     missing = ""
     if not triton_problem():
         from ...kernels.triton.ops import with_triton
 
-        candidates.insert(0, with_triton(Ops()))
+        kernels.insert(0, KernelSet("triton", with_triton(Ops()), MIN_CAPABILITY))
+    base = kernels[0].ops
     try:
-        candidates.insert(0, _with_library(candidates[0]))
+        kernels.insert(0, KernelSet("cpp", _with_library(base), MIN_CAPABILITY, base))
     except LibraryMissing as error:
         missing = str(error)
-    return tuple(candidates), missing
+    return tuple(kernels), missing
 
 
-def _lora_backends(ops: Ops, missing: str) -> Mapping[str, Lora]:
-    """Device.lora_backends of this machine. `ops` has the CUDA C++ kernels if they are not `missing`."""
-    backends = {"torch_native": Lora()}
-    if not triton_problem():
-        from ...kernels.triton.ops import with_triton
-
-        triton = with_triton(Ops()).lora
-        backends |= {"triton": triton, "csgmv": triton}
-    if not missing:
-        backends["cpp"] = ops.lora
-    return MappingProxyType(backends)
+def _lora_backends() -> Mapping[str, Lora]:
+    """Device.lora_backends of this machine."""
+    names = {"cpp": ("cpp",), "triton": ("triton", "csgmv"), REFERENCES.name: ("torch_native",)}
+    return MappingProxyType({name: one.ops.lora for one in KERNELS for name in names[one.name]})
 
 
-CANDIDATES, MISSING = _candidates()
-OPS = CANDIDATES[0]
-LORA_BACKENDS = _lora_backends(OPS, MISSING)
+KERNELS, MISSING = _kernels()
+OPS = KERNELS[0].ops
+LORA_BACKENDS = _lora_backends()

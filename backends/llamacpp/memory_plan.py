@@ -40,7 +40,7 @@ SUPPORTED: Mapping[str, Sequence[object]] = {
     "graphs": ("auto", "off"),
     "attention": ("auto",),
     "lora_backend": ("auto",),
-    "reference_ops": ((),),
+    "ops": ((),),
     **RARE,
 }
 # Value of the option cache_dtype -> (ggml_type, bytes of one value).

@@ -37,7 +37,7 @@ SUPPORTED: Mapping[str, Sequence[object]] = {
     "attention": ("auto", "ours"),
     "graphs": ("auto", "off"),
     "lora_backend": ("auto",),
-    "reference_ops": ((),),
+    "ops": ((),),
     **NOT_GGUF,
     **RARE,
 }

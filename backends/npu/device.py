@@ -26,7 +26,7 @@ from .defaults import MAX_GRAPHS, PAGE_SIZE, tier
 from .formats import WeightFormats
 from .installation import package_version
 from .lora import LORA
-from .ops import OPS
+from .ops import KERNELS, OPS
 from .prefetch import with_prefetch
 
 
@@ -83,6 +83,7 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
         module,
         OPS,
         dtype=torch.bfloat16,
+        kernels=KERNELS,
         overlap=True,
         pinned=True,
         cache_share=0.8,  # as SGLang's mem_fraction_static on this chip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...kernels.ops import Ops
+from ...kernels.ops.register import REFERENCES, KernelSet
 from .attention import ATTENTION
 from .cache import WRITES
 from .elementwise import ACTIVATION, NORM, ROPE
@@ -23,3 +24,4 @@ OPS = Ops(
     kv=WRITES,
     attention=replace(ATTENTION, latent=latent_attention),
 )
+KERNELS = (KernelSet("torch_npu", OPS), REFERENCES)

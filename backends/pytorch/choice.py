@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...engine.errors import SettingRefused
 from ...engine.options import LoadOptions
+from ...kernels.ops import Ops
 from .device import Device
 
 
@@ -44,5 +45,5 @@ def with_lora_backend(device: Device, options: LoadOptions) -> Device:
         message = f"lora_backend {name} is not supported on {device.name}"
         raise SettingRefused(message, f"set it to one of {supported}", setting="lora_backend")
     if name == "torch_native":
-        return replace(device, ops=device.ops.with_references(["lora"]))
+        return replace(device, ops=device.ops.with_ops_of(Ops(), ["lora"]))
     return replace(device, ops=replace(device.ops, lora=lora), joins_requests=name != "triton")

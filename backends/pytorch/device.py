@@ -17,6 +17,7 @@ from ...engine.batch import Ints
 from ...engine.options import Graphs
 from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
+from ...kernels.ops.register import REFERENCES, Capability, KernelSet
 from ...kernels.ops.streams import InOrder, Streams
 from .slot_memory import DeviceMemory, SlotMemory
 
@@ -97,6 +98,8 @@ class Device:
     module: ModuleType  # torch.cpu, torch.cuda, …; its Event marks the end of a step
     ops: Ops
     dtype: torch.dtype  # dtype of activations if LoadOptions.dtype is "auto"
+    kernels: tuple[KernelSet, ...] = (REFERENCES,)  # the sources of `ops`, the fastest first and the references last
+    capability: Capability = ()  # that the kernels of plug-ins may need; empty: the device has no such number
     overlap: bool = False  # whether a step runs while the host plans the next step
     pinned: bool = False  # whether copies to the device use page-locked host memory
     cache_share: float = 0.25  # fraction of the free memory after loading that the KV cache may use

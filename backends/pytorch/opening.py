@@ -19,6 +19,7 @@ from .device import Device, Recorder
 from .expert_shapes import check_experts
 from .failures import load_failures
 from .fit_hint import fitting_options
+from .forced import with_forced
 from .graphs.compiling import Compiler
 from .graphs.parallel import SharedExperts
 from .graphs.runner import GraphRunner
@@ -28,7 +29,7 @@ from .loading import Loader
 from .measured_workspace import measured_workspace, reserve_workspace
 from .memory_plan import cache_dtype, capturable_tokens, chosen_graphs, expected_workspace, measure, plan
 from .models import accepts
-from .references import with_references
+from .plugins import with_tested_plugins
 from .runner import Model, TorchRunner
 from .weights import Weights
 
@@ -86,7 +87,8 @@ def _configured(device: Device, options: LoadOptions) -> Device:
     if device.recorder is None:
         check_supported(options, {"graphs": ("auto", "off")}, device.name)
     device = with_lora_backend(with_attention(device, options), options)
-    return replace(device, ops=with_references(device.ops, options.reference_ops))
+    device = with_tested_plugins(device, DTYPES.get(options.dtype, device.dtype))
+    return replace(device, ops=with_forced(device.ops, device.kernels, options.ops))
 
 
 def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:

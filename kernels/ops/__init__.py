@@ -74,25 +74,14 @@ class Ops:
             return "reference"
         return f"{PACKAGES.sub('', implementation.__module__)}.{implementation.__name__}"
 
-    def with_references(self, names: Iterable[str]) -> Ops:
-        """These ops, but the ops in `names` ("family.name", "family" or "all") are references.
-
-        Raises KeyError if a name does not exist.
-        """
-        return self.with_ops_of(Ops(), names)
-
     def with_ops_of(self, other: Ops, names: Iterable[str]) -> Ops:
-        """These ops, but the ops in `names` ("family.name", "family" or "all") are those of `other`.
+        """These ops, but the ops in `names` ("family.name" or "family") are those of `other`.
 
-        The ops that TOGETHER lists for a name are replaced too. Raises KeyError if a name does not exist.
+        The ops that TOGETHER lists for a name are replaced too.
         """
         changed = self
         for name in names:
-            if name == "all":
-                return other
             family = name.partition(".")[0]
-            if name != family and name not in dict(other):
-                raise KeyError(name)
             for each in (name, *TOGETHER.get(name, TOGETHER[family])):
                 changed = changed._with_op_of(other, each)
         return changed
@@ -104,17 +93,3 @@ class Ops:
         if op:
             implementations = replace(getattr(self, family), **{op: getattr(implementations, op)})
         return replace(self, **{family: implementations})
-
-
-class MultiPlatformOp:
-    """The implementations of one op on all platforms, read-only: a row of the matrix op × platform, for doctor and the
-    docs."""
-
-    def __init__(self, name: str, platforms: Mapping[str, Ops]) -> None:
-        self.name = name
-        self.implementations: Mapping[str, str] = {platform: ops.title(name) for platform, ops in platforms.items()}
-
-    @classmethod
-    def matrix(cls, platforms: Mapping[str, Ops]) -> list[MultiPlatformOp]:
-        """Every op, in the order of Ops."""
-        return [cls(name, platforms) for name, _ in Ops()]

@@ -43,7 +43,7 @@ def compare(backend: Backend, shape: Shape, files: ModelFiles, quant: Quant) -> 
     options = LoadOptions(
         quant=quant, context=max(LENGTHS) + PAGE, max_rows=PROMPTS, max_step_tokens=2048, cache_bytes=cache_bytes
     )
-    plain = replace(options, dtype="float32", reference_ops=("all",), graphs="off")
+    plain = replace(options, dtype="float32", ops=("all=reference",), graphs="off")
     expected = log_probabilities(backend.open(files, plain), shape.vocab)
     actual = log_probabilities(backend.open(files, options), shape.vocab)
     differences = [abs(expected[key] - actual[key]) for key in expected.keys() & actual.keys()]

@@ -138,9 +138,9 @@ def test_unknown_setting_gets_a_similar_name_as_hint(tmp_path: Path) -> None:
 
 
 def test_developer_options_are_environment_variables_only(tmp_path: Path) -> None:
-    env = {"LOCALLLM_DEV_REFERENCE_OPS": "norm, rope", "LOCALLLM_DEV_SELF_TEST": "off", "LOCALLLM_PORT": "3"}
+    env = {"LOCALLLM_DEV_OPS": "norm=reference, rope=cpp", "LOCALLLM_DEV_SELF_TEST": "off", "LOCALLLM_PORT": "3"}
     settings = load("", tmp_path, env)
-    assert settings.developer == Developer(reference_ops=("norm", "rope"), self_test="off")
+    assert settings.developer == Developer(ops=("norm=reference", "rope=cpp"), self_test="off")
     assert settings.port == 3
     for text, env in (('lora_backend = "cpp"', {}), ("", {"LOCALLLM_LORA_BACKEND": "cpp"})):
         with pytest.raises(ConfigError, match="developer option") as caught:
@@ -203,7 +203,7 @@ def test_defaults_of_all_settings() -> None:
             lora_backend="auto",
             self_test="on",
             streams="measured",
-            reference_ops=(),
+            ops=(),
             drain=5.0,
             max_body_mib=16,
             step_timeout=0.0,

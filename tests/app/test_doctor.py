@@ -18,8 +18,10 @@ from localllm.app.client import LoadedModel
 from localllm.app.commands.doctor import label
 from localllm.app.doctor import PACKAGES
 from localllm.app.errors import ConfigError, NoBackend
+from localllm.backends.platforms import platforms
 from localllm.kernels.ops import Ops
 
+PLATFORMS = platforms()
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -75,20 +77,46 @@ def test_ops_by_platform() -> None:
     assert set(as_json["ops"]) == {name for name, _ in Ops()}
     for op, row in as_json["ops"].items():
         assert [op, *row.values()] in [line.split() for line in text.stdout.splitlines()]
-    assert {*as_json["ops"]["norm.rms"], *as_json["without"]} == set(backends.ORDER)
+    assert {*as_json["ops"]["norm.rms"], *as_json["without"]} == {*backends.ORDER, "native"}
 
 
-def test_ops_table_shows_reference_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCALLLM_DEV_REFERENCE_OPS", "norm.rms,sampling")
+def test_ops_table_has_the_sets_of_kernels() -> None:
+    report = json.loads(run("--ops", "--json").stdout)
+    sets = {(one["platform"], one["name"]): one for one in report["kernels"]}
+    assert sets["npu", "torch_npu"]["ops"] == [row["npu"] for row in report["ops"].values()].count("torch_npu")
+    assert ("cuda", "triton") not in sets or sets["cuda", "triton"]["capability"] == "8.0"
+    assert report["plugins"] == report["refused"] == {}
+
+
+def test_ops_table_shows_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_DEV_OPS", "norm.rms=reference,sampling=reference")
     as_json = json.loads(run("--ops", "--json").stdout)
-    assert set(as_json["ops"]["norm.rms"].values()) == set(as_json["ops"]["sampling.draw"].values()) == {"reference"}
-    assert as_json["reference_ops"] == ["norm.rms", "sampling"]
-    assert "norm.rms, sampling" in run().stdout
-    monkeypatch.setenv("LOCALLLM_DEV_REFERENCE_OPS", "norm.rmss")
+    native = dict.fromkeys(PLATFORMS, "reference")
+    assert as_json["ops"]["norm.rms"].items() >= native.items()
+    assert as_json["ops"]["sampling.draw"].items() >= native.items()
+    assert as_json["choices"] == ["norm.rms=reference", "sampling=reference"]
+    assert "norm.rms=reference, sampling=reference" in run().stdout
+    monkeypatch.setenv("LOCALLLM_DEV_OPS", "norm=torch_npu")
+    text, as_json = run("--ops").stdout, json.loads(run("--ops", "--json").stdout)
+    reason = "ops: norm has no implementation 'torch_npu' (implementations on this device: "
+    assert as_json["refused"]["cpu"].startswith(reason)
+    assert reason in text
+    assert "npu" not in as_json["refused"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "hint"),
+    [
+        ("norm.rmss=reference", "unknown op 'norm.rmss'", "did you mean norm.rms?"),
+        ("norm.rms=tritn", "norm.rms has no implementation 'tritn'", "implementations on this device: "),
+    ],
+)
+def test_wrong_choice_of_an_op_is_refused(monkeypatch: pytest.MonkeyPatch, choice: str, reason: str, hint: str) -> None:
+    monkeypatch.setenv("LOCALLLM_DEV_OPS", choice)
     refused = run("--ops")
     assert refused.returncode == ConfigError.exit_code
-    assert "norm.rmss" in refused.stderr
-    assert "did you mean norm.rms?" in refused.stderr
+    assert reason in refused.stderr
+    assert hint in refused.stderr
 
 
 DEVICE_WORDS = {*backends.ORDER, "gpu", "rocm", "ascend", "metal", "amx", "avx512", "nvidia", "amd", "intel", "apple"}

@@ -39,9 +39,10 @@ gpu = [
 
 
 def lanes() -> dict[str, Ops]:
-    from localllm.backends.cuda.ops import CANDIDATES, MISSING
+    from localllm.backends.cuda.ops import KERNELS
 
-    return dict(zip(LANES[1:] if MISSING else LANES, CANDIDATES, strict=True))
+    names = {"cpp": "library", "reference": "references"}
+    return {names.get(one.name, one.name): one.ops for one in KERNELS}
 
 
 def opened(

@@ -237,7 +237,7 @@ def test_many_requests_are_replayed(tmp_path: Path, overlap: bool) -> None:
 def test_replayed_references_use_the_rows_of_each_step(tmp_path: Path, references: str) -> None:
     """References compute shapes without a kernel, e.g. heads of 512. The warm-up before a capture has other rows."""
     files = read_model(canary.save(tmp_path))
-    talk = Conversation(open_runner(files, replace(BUDGET, reference_ops=(references,)), TAPED, 2**30))
+    talk = Conversation(open_runner(files, replace(BUDGET, ops=(f"{references}=reference",)), TAPED, 2**30))
     prompts = {f"r{key}": canary.prompt(key, 25 + 7 * key, seed=key) for key in range(3)}
     for name, prompt in prompts.items():
         talk.submit(name, prompt, 30)

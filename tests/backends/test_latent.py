@@ -164,7 +164,7 @@ def test_rotated_keys_and_latents_apart_give_the_same_logits(label: str, tmp_pat
 def test_large_steps_compute_some_heads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores of all heads would need much memory."""
     wide("deepseek_v3").save(tmp_path)
-    runner = opened(tmp_path, reference_ops=("attention.latent",))
+    runner = opened(tmp_path, ops=("attention.latent=reference",))
     expected = logits(runner)
     calls: list[int] = []
     attend = attention._attend_latents

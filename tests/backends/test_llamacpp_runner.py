@@ -133,7 +133,7 @@ def test_log_is_quiet(canary_files: ModelFiles, caplog: pytest.LogCaptureFixture
         ({"graphs": "full"}, "graphs full"),
         ({"attention": "flashinfer"}, "attention flashinfer"),
         ({"lora_backend": "cpp"}, "lora_backend cpp"),
-        ({"reference_ops": ("norm",)}, "reference_ops"),
+        ({"ops": ("norm=reference",)}, "ops"),
         ({"cache_dtype": "fp8"}, "cache_dtype fp8"),
         ({"max_rows": 129}, "max_rows 129"),
     ],

@@ -97,7 +97,7 @@ def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypat
         (LoadOptions(attention="flashinfer"), "attention flashinfer"),
         (LoadOptions(lora_backend="csgmv"), "lora_backend csgmv"),
         (LoadOptions(graphs="full"), "graphs full"),
-        (LoadOptions(reference_ops=("norm",)), "reference_ops"),
+        (LoadOptions(ops=("norm=reference",)), "ops"),
     ],
 )
 def test_unsupported_setting_is_refused(tmp_path: Path, budget: LoadOptions, message: str) -> None:

@@ -127,7 +127,8 @@ def test_self_test_uses_the_dtype_of_activations(
     assert device.warnings == ("the CUDA C++ kernels are not used (slower): not built", "one is replaced")
     opened(files, LoadOptions(self_test_dir=tmp_path, dtype="float32"))
     assert [arguments[:5] for arguments in calls] == [
-        (on_cuda.CANDIDATES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)
+        (tuple(one.ops for one in on_cuda.KERNELS), "cuda", dtype, tmp_path, "a GPU")
+        for dtype in (torch.bfloat16, torch.float32)
     ]
 
 
@@ -213,7 +214,14 @@ def test_cuda_candidates_end_with_references(monkeypatch: pytest.MonkeyPatch) ->
     ):
         monkeypatch.setattr(cuda_ops, "triton_problem", lambda result=problem: result)
         monkeypatch.setattr(cuda_ops, "_with_library", library)
-        assert cuda_ops._candidates() == (candidates, "not built" if library is without_library else "")
+        kernels, missing = cuda_ops._kernels()
+        assert tuple(one.ops for one in kernels) == candidates
+        assert missing == ("not built" if library is without_library else "")
+        assert [one.name for one in kernels] == [
+            *(["cpp"] if library is with_library else []),
+            *([] if problem else ["triton"]),
+            "reference",
+        ]
 
 
 @pytest.mark.parametrize(("missing", "references"), [(True, False), (False, True), (False, False)])
@@ -228,7 +236,7 @@ def test_cpu_uses_the_requested_threads(
     if not missing:
         monkeypatch.setattr(on_cpu, "_use_threads", lambda count: count or 6)
     monkeypatch.setattr(on_cpu, "open_runner", lambda files, budget, device, free: free)
-    budget = LoadOptions(reference_ops=("norm",) if references else ())
+    budget = LoadOptions(ops=("norm=reference",) if references else ())
     files = files_of(tmp_path / "model", torch.float32)
     assert on_cpu.open_on_cpu(files, replace(budget, threads=3), 77) == 77
     on_cpu.open_on_cpu(files, budget, 77)

@@ -62,7 +62,7 @@ def test_a_model_is_loaded_as_it_is_and_sized_by_itself() -> None:
     assert (options.context, options.cache_bytes, options.max_step_tokens) == (None, None, None)
     assert (options.max_rows, options.page_size, options.threads) == (64, None, None)
     assert (options.dtype, options.cache_dtype, options.graphs, options.attention) == ("auto",) * 4
-    assert (options.quant, options.compiler, options.reference_ops) == ("none", "inductor", ())
+    assert (options.quant, options.compiler, options.ops) == ("none", "inductor", ())
     assert (options.packed_dir, options.compiled_dir, options.self_test_dir) == (None, None, None)
 
 

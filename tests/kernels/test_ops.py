@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends.cpu import device as cpu
 from localllm.backends.platforms import platforms
-from localllm.kernels.ops import MultiPlatformOp, Ops
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Attend
 from localllm.kernels.ops.cases import CASES, reference_check
 from localllm.kernels.ops.cases.case import Case
@@ -319,13 +319,3 @@ def test_a_fused_op_is_replaced_with_each_op_it_contains(name: str) -> None:
         expected |= layer
     assert changed == expected
     assert {one for one, op in fast.with_ops_of(Ops(), [family]) if op is dict(Ops())[one]} >= expected
-
-
-def test_matrix_names_the_implementation() -> None:
-    def fast(*arguments: object) -> None: ...
-
-    ops = Ops()
-    other = dataclasses.replace(ops, norm=dataclasses.replace(ops.norm, rms=fast))
-    matrix = {op.name: op.implementations for op in MultiPlatformOp.matrix({"plain": ops, "other": other})}
-    assert matrix["norm.rms"] == {"plain": "reference", "other": f"{fast.__module__}.fast"}
-    assert matrix["norm.add_rms"] == {"plain": "reference", "other": "reference"}

@@ -84,4 +84,4 @@ class TestReferences(OnNpu):
     """Small pages, which only the reference of attention computes."""
 
     page = PAGE
-    options = replace(BUDGET, reference_ops=("all",))
+    options = replace(BUDGET, ops=("all=reference",))

@@ -199,9 +199,9 @@ async def test_settings_that_differ_from_the_daemon_are_reported(
             return statuses
 
     assert await said(port=1, idle_unload=5.0) == [], "other settings do not prevent a load"
-    (words,) = await said(context=4096, developer=Developer(reference_ops=("norm",)))
+    (words,) = await said(context=4096, developer=Developer(ops=("norm=reference",)))
     assert "context is 0, not 4096" in words
-    assert "dev_reference_ops is [], not ['norm']" in words
+    assert "dev_ops is [], not ['norm=reference']" in words
     assert "localllm stop" in words
 
 
@@ -421,7 +421,7 @@ async def test_connect_to_a_daemon_of_another_version(monkeypatch: pytest.Monkey
             {"quant": "none", "threads": 1},
             "quant is none, not int8, threads is 1, not 3",
         ),
-        ({"developer": Developer(reference_ops=("a",))}, {"reference_ops": ["a"]}, ""),
+        ({"developer": Developer(ops=("a",))}, {"ops": ["a"]}, ""),
         ({"port": 1}, {"quant": "int8"}, ""),
     ],
 )

@@ -47,7 +47,7 @@ DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "streams": ("one", {"streams": "one"}),
     "weight_layout": ("plain", {"weight_layout": "plain"}),
     "prefetch": ("on", {"prefetch": "on"}),
-    "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
+    "ops": (("norm=reference", "rope.neox=cpp"), {"ops": ("norm=reference", "rope.neox=cpp")}),
     "self_test": ("off", {"self_test_dir": None}),
 }
 

@@ -117,9 +117,9 @@ def test_quant_option_quantises_the_weights(folder: Path) -> None:
     assert worker.close()[0] == 0
 
 
-def test_reference_ops_option(folder: Path) -> None:
+def test_ops_option(folder: Path) -> None:
     worker = WorkerProcess()
-    worker.load(folder, cache_bytes=2**20, reference_ops=("all",))
+    worker.load(folder, cache_bytes=2**20, ops=("all=reference",))
     assert one(worker, temperature=0.0, max_tokens=8).end.completion_tokens == 8
     worker.send(frames.Shutdown())
     assert worker.close()[0] == 0
@@ -127,7 +127,7 @@ def test_reference_ops_option(folder: Path) -> None:
 
 def test_unknown_op_is_refused_by_name(folder: Path) -> None:
     worker = WorkerProcess()
-    refused = worker.load(folder, reference_ops=("nrm.rms",))
+    refused = worker.load(folder, ops=("nrm.rms=reference",))
     assert isinstance(refused, frames.LoadFailed)
     assert "nrm.rms" in refused.fault.message
     assert refused.fault.hint == "did you mean norm.rms?"

@@ -1,0 +1,65 @@
+"""Chooses implementations of ops by name (LOCALLLM_DEV_OPS), which helps a developer to find a wrong kernel."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from ...engine.errors import SettingRefused
+from ...kernels.ops import Ops
+from ...kernels.ops.register import KernelSet
+
+ALL = "all"
+
+
+def with_forced(ops: Ops, kernels: Sequence[KernelSet], choices: Sequence[str]) -> Ops:
+    """`ops` with the `choices` "name=implementation". name: "family.op", "family" or "all"; implementation: the name of
+    one of `kernels`, whose ops of that name are used. Of two choices for an op, the last one holds.
+
+    Raises SettingRefused for a name or an implementation that does not exist, and for a choice that another one undoes.
+    """
+    chosen: dict[str, tuple[KernelSet, str]] = {}
+    for choice in choices:
+        chosen |= dict.fromkeys(*_served(choice, kernels))
+    # A fused op comes from the slowest set of its parts, so it contains no part that was replaced.
+    for one in kernels:
+        ops = ops.with_ops_of(one.ops, [name for name, (kernel_set, _) in chosen.items() if kernel_set is one])
+    used = dict(ops)
+    for name, (one, choice) in chosen.items():
+        if used[name] is not dict(one.ops)[name] and not choice.startswith(ALL):
+            raise SettingRefused(
+                f"ops: {choice} has no effect on {name}: it contains or packs for an op that another choice replaces",
+                f"leave out {choice}, or choose {one.name} for the other op too",
+            )
+    return ops
+
+
+def _served(choice: str, kernels: Sequence[KernelSet]) -> tuple[list[str], tuple[KernelSet, str]]:
+    """The ops that a choice replaces, and (the set that has them, the choice)."""
+    name, _, implementation = choice.partition("=")
+    names = _names(name, implementation)
+    served = {one.name: (one, [op for op in names if one.serves(op)]) for one in kernels}
+    existing = {title: own for title, own in served.items() if own[1]}
+    if implementation not in existing:
+        message = f"ops: {name} has no implementation {implementation!r}"
+        raise SettingRefused(message, f"implementations on this device: {', '.join(existing)}")
+    one, own = existing[implementation]
+    return own, (one, choice)
+
+
+def _names(name: str, implementation: str) -> list[str]:
+    """The ops that `name` means. Raises SettingRefused for an unknown name, or without an implementation."""
+    ops = [op for op, _ in Ops() if name in (ALL, op, op.partition(".")[0])]
+    if not ops:
+        raise _unknown(name)
+    if not implementation:
+        raise SettingRefused(f"ops: {name!r} names no implementation", f"write {name}=reference, for example")
+    return ops
+
+
+def _unknown(name: str) -> SettingRefused:
+    names = [op for op, _ in Ops()]
+    supported = [ALL, *dict.fromkeys(op.partition(".")[0] for op in names), *names]
+    similar = difflib.get_close_matches(name, supported, n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"supported names: {', '.join(supported)}"
+    return SettingRefused(f"ops: unknown op {name!r}", hint)

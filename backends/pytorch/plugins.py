@@ -1,0 +1,136 @@
+"""Implementations of ops in other packages: entry points of the group `localllm.ops`.
+
+An entry point names a sequence of kernels.ops.register.Implementation. They precede the kernels of their device, and
+each is tested before a model uses it. A defect is a warning: the model is loaded without that implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from inspect import isfunction, signature
+
+import torch
+
+from ...engine.errors import OutOfMemory
+from ...kernels.ops import Ops
+from ...kernels.ops.register import Capability, Implementation, KernelSet, dotted
+from .device import Device
+from .selftest import find_defect
+
+GROUP = "localllm.ops"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """An installed plug-in. `defects` has what localllm does not use, with the reasons."""
+
+    name: str  # of the entry point; the name of its implementations in LOCALLLM_DEV_OPS
+    package: str  # name and version
+    implementations: tuple[Implementation, ...] = ()
+    defects: tuple[str, ...] = ()
+
+
+@cache
+def plugins() -> tuple[Plugin, ...]:
+    """The plug-ins of this environment, in the order of their names. Imports them; raises nothing."""
+    return tuple(map(_read, sorted(entry_points(group=GROUP))))
+
+
+def _read(entry: EntryPoint) -> Plugin:
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+    try:
+        listed = tuple(entry.load())
+    except Exception as error:  # the import of a foreign package may raise anything
+        return Plugin(entry.name, package, defects=(f"cannot be loaded: {type(error).__name__}: {error}",))
+    checked = [(one, _defect_of(one)) for one in listed]
+    right = tuple(one for one, defect in checked if not defect)
+    return Plugin(entry.name, package, right, tuple(defect for _, defect in checked if defect))
+
+
+def _defect_of(one: object) -> str:
+    """The reason why an entry is no implementation; empty if it is one."""
+    if not isinstance(one, Implementation):
+        return f"{one!r:.80} is no Implementation"
+    native = dict(Ops()).get(one.op)
+    if native is None:
+        return f"{one.op}: localllm has no such op"
+    if not isfunction(one.function):
+        return f"{one.op}: {one.function!r:.80} is no Python function"
+    expected = list(signature(native).parameters)
+    if list(signature(one.function).parameters) != expected:
+        return f"{one.op}: the parameters of {one.function.__name__} are not those of the reference, {expected}"
+    return ""
+
+
+def with_plugins(
+    ops: Ops, kernels: Sequence[KernelSet], device: str, plugins: Sequence[Plugin]
+) -> tuple[Ops, tuple[KernelSet, ...]]:
+    """`ops` with the implementations of plug-ins for the backend `device`, and `kernels` with a set for each plug-in.
+
+    Of several plug-ins with the same op, the first is used.
+    """
+    for plugin in reversed(plugins):
+        own = [one for one in plugin.implementations if one.device == device]
+        if own:
+            kernels = (KernelSet(plugin.name, _as_ops(own)), *kernels)
+            ops = ops.with_ops_of(kernels[0].ops, [one.op for one in own])
+    return ops, tuple(kernels)
+
+
+def with_tested_plugins(device: Device, dtype: torch.dtype) -> Device:
+    """`device` with the implementations of plug-ins that are right on it, for models of `dtype`. Its warnings name the
+    others."""
+    names = [one.name for one in device.kernels]
+    tested = [_tested(plugin, device, dtype, names) for plugin in plugins()]
+    ops, kernels = with_plugins(device.ops, device.kernels, device.name, tested)
+    used = dict(ops)
+    hidden = [
+        f"plug-in {plugin.name}: {one.op} is not used: another plug-in has it, or a fused op that contains it"
+        for plugin in tested
+        for one in plugin.implementations
+        if one.device == device.name and used[one.op] is not one.function
+    ]
+    defects = [f"plug-in {plugin.name}: {defect}" for plugin in tested for defect in plugin.defects]
+    return replace(device, ops=ops, kernels=kernels, warnings=(*device.warnings, *defects, *hidden))
+
+
+def _tested(plugin: Plugin, device: Device, dtype: torch.dtype, names: Sequence[str]) -> Plugin:
+    """The plug-in with its right implementations on the device. `names`: of the device's own sets."""
+    own = tuple(one for one in plugin.implementations if one.device == device.name)
+    defects = {
+        one: _missing(one.capability, device.capability) or _failure(one, own, device.type, dtype) for one in own
+    }
+    if plugin.name in names:
+        defects = dict.fromkeys(own, f"has the name of the kernels {plugin.name} of {device.name}")
+    reasons = [f"{one.op} is not used: it {defect}" for one, defect in defects.items() if defect]
+    right = tuple(one for one, defect in defects.items() if not defect)
+    return replace(plugin, implementations=right, defects=(*plugin.defects, *reasons))
+
+
+def _missing(required: Capability, capability: Capability) -> str:
+    if required <= capability:
+        return ""
+    return f"needs capability {dotted(required)}, and this device has {dotted(capability) or 'no such number'}"
+
+
+@cache
+def _failure(one: Implementation, own: tuple[Implementation, ...], device: str, dtype: torch.dtype) -> str:
+    """The defect in the test cases of its op, empty if there is none. `own`: all ops of the plug-in: one may pack the
+    weights of another."""
+    ops = Ops().with_ops_of(_as_ops(own), [each.op for each in own])
+    try:
+        return find_defect(one.op, ops, device, dtype)
+    except OutOfMemory as error:
+        return str(error)
+
+
+def _as_ops(own: Sequence[Implementation]) -> Ops:
+    """The references, with these implementations."""
+    ops = Ops()
+    for one in own:
+        family, _, name = one.op.partition(".")
+        ops = replace(ops, **{family: replace(getattr(ops, family), **{name: one.function})})
+    return ops
