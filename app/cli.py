@@ -531,8 +531,11 @@ def adapters_rm(name: str, yes: bool, as_json: bool) -> int:
 @click.option(
     "--ops", is_flag=True, help="Show the implementation of each op (norm, attention, ...) instead of the report."
 )
+@click.option(
+    "--trace", "model", type=Model(), metavar="MODEL", help="Show the ops that two short answers of a model call."
+)
 @json_flag
-def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
+def doctor(backend: str | None, ops: bool, model: str | None, as_json: bool) -> int:
     """Show the backends of this machine and their problems.
 
     Also shows the selected backend, the processor, the memory, the folders, the state of the daemon, and versions.
@@ -543,10 +546,11 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
       localllm doctor --backend cpu
       localllm doctor --json
       localllm doctor --ops
+      localllm doctor --ops --trace guide
     """
     from .commands.doctor import doctor as body
 
-    return body(backend, ops, as_json)
+    return body(backend, ops, model, as_json)
 
 
 @cli.command()

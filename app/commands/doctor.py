@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
 import click
 
@@ -12,13 +12,16 @@ from ..client import Client, LoadedModel
 from ..doctor import BackendStatus, OpsReport, Report, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
 from ..sizes import size
-from .console import print_json
+from .console import print_json, say
 from .console import table as print_table
 
 
-def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
-    """Print the report. The exit code is 5 if the selected backend, or every backend, is unavailable."""
+def doctor(backend: str | None, ops: bool, model: str | None, as_json: bool) -> int:
+    """Print the report. The exit code is 5 if the selected backend, or every backend, is unavailable. `model`: trace
+    its ops instead."""
     settings = config.load({"backend": backend})
+    if model is not None:
+        return _doctor_trace(model, settings, as_json)
     if ops:
         return _doctor_ops(settings, as_json)
     report = examine(settings.backend)
@@ -37,6 +40,20 @@ def _doctor_ops(settings: config.Settings, as_json: bool) -> int:
         print_json(asdict(report))
     else:
         _print_ops(report)
+    return 0
+
+
+def _doctor_trace(model: str, settings: config.Settings, as_json: bool) -> int:
+    from ..op_trace import trace  # imports the engine
+
+    report = trace(model, settings)
+    if as_json:
+        print_json(asdict(report))
+        return 0
+    rows = [list(map(str, astuple(call))) for call in report.calls]
+    print_table(("op", "implementation", "inputs", "output", "calls"), rows)
+    for warning in report.warnings:
+        say(f"warning: {warning}")
     return 0
 
 

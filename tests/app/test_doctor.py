@@ -17,8 +17,9 @@ from localllm.app import doctor
 from localllm.app.client import LoadedModel
 from localllm.app.commands.doctor import label
 from localllm.app.doctor import PACKAGES
-from localllm.app.errors import ConfigError, NoBackend
+from localllm.app.errors import ConfigError, ModelNotFound, NoBackend
 from localllm.backends.platforms import platforms
+from localllm.engine.runner import Unavailable
 from localllm.kernels.ops import Ops
 
 PLATFORMS = platforms()
@@ -117,6 +118,28 @@ def test_wrong_choice_of_an_op_is_refused(monkeypatch: pytest.MonkeyPatch, choic
     assert refused.returncode == ConfigError.exit_code
     assert reason in refused.stderr
     assert hint in refused.stderr
+
+
+def test_trace_shows_the_ops_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALLLM_DEV_OPS", "norm=reference")
+    done = run("--ops", "--trace", "guide", "--backend", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["model"], report["backend"]) == ("guide", "cpu")
+    norms = [call for call in report["calls"] if call["op"] == "norm.add_rms"]
+    assert {call["implementation"] for call in norms} == {"reference"}
+    assert all(call["calls"] > 0 and "x" in call["inputs"] and call["output"] for call in norms)
+    assert {"linear.dense", "attention.paged", "sampling.draw"} <= {call["op"] for call in report["calls"]}
+
+
+def test_trace_of_no_torch_model_is_refused(tmp_path: Path) -> None:
+    missing = run("--trace", str(tmp_path))
+    assert missing.returncode == ModelNotFound.exit_code
+    if isinstance(backends.load("mlx").probe(), Unavailable):
+        pytest.skip("there is no MLX")
+    refused = run("--trace", "guide", "--backend", "mlx")
+    assert refused.returncode == NoBackend.exit_code
+    assert "mlx runs this model, and only torch backends have ops" in refused.stderr
 
 
 DEVICE_WORDS = {*backends.ORDER, "gpu", "rocm", "ascend", "metal", "amx", "avx512", "nvidia", "amd", "intel", "apple"}
