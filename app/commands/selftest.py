@@ -97,15 +97,20 @@ async def _selftest(flags: LoadFlags) -> Report:
             say(f"{len(report.checks)} checks finished")
     from ...backends.platforms import device_checks  # imports torch
 
+    bandwidth = load(info.backend).read_bandwidth()
+    report.features["read bandwidth"] = f"{bandwidth / 1e9:.0f} GB/s" if bandwidth else "not measured"
     for result in device_checks(info.backend, info.dtype):
-        report.checks.append(_product_check(result))
+        report.checks.append(_product_check(result, bandwidth))
         say(f"{len(report.checks)} checks finished")
     return report
 
 
-def _product_check(result: ProductResult) -> Check:
-    """The check of a product, with its durations as the details."""
-    durations = [f"{rows} rows {1000 * seconds:.3f} ms" for rows, seconds in result.seconds.items()]
+def _product_check(result: ProductResult, bandwidth: float | None) -> Check:
+    """The check of a product, with its durations as the details. `bandwidth`: bytes per second of the device memory."""
+    durations = []
+    for rows, seconds in result.seconds.items():
+        share = f" ({result.weight_bytes / seconds / bandwidth:.0%} of the read bandwidth)" if bandwidth else ""
+        durations.append(f"{rows} rows {1000 * seconds:.3f} ms{share}")
     return Check(result.title, not result.defect, ", ".join(filter(None, (result.defect, *durations))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,62 +11,60 @@ import torch_npu
 from torch import Tensor
 
 from ...kernels.ops import Ops
-from ...kernels.ops.attention import Attend, Rows, paged_attention
+from ...kernels.ops.cases import CASES
+from ...kernels.ops.cases.case import Case
 from ...kernels.ops.cases.moe import random_experts, random_weight
-from ...kernels.ops.cases.reference_check import copy_to
+from ...kernels.ops.cases.reference_check import copy_to, device_arguments, mismatch, reference_run
 from ...kernels.ops.moe import Routed
 from ..pytorch.device import NO_ROWS, Captured
 from ..pytorch.product_check import ProductResult
 from ..pytorch.streams import SideStream
-from .defaults import PAGE_SIZE
 from .formats import WeightFormats
 from .installation import start
-from .memory import read_bandwidth
 from .products import DTYPE
 from .recorder import NpuRecorder
 
-HEADS, KV_HEADS, DIM, PAGES = 8, 2, 128, 3
+GRAPHS = [case for case in CASES if str(case) in ("attention.paged-decode-wide", "attention.latent-apart-decode")]
+SHARES = (0.4, 1.0, 0.0)  # of the captured contexts; 0: contexts of one position
 TOLERANCE = 2e-2  # of bfloat16, as in kernels/ops/cases
-REPLAYS = ((1, 300), (129, 7), (384, 128))  # contexts of two rows
 ROUNDS = 100
 ROWS, WIDTH, EXPERTS = 32, 256, 4  # of the check of weight formats
 
 
 def checks(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult]:
-    """Replays with other lengths, the order of two streams, weights in FRACTAL_NZ, and the speed of the memory."""
+    """Graphs that are replayed with other lengths, the order of two streams, and weights in FRACTAL_NZ."""
     start()
-    for title, check in (
-        ("graph with other context lengths at each replay", partial(_graph, ops, dtype)),
+    tests: list[tuple[str, Callable[[], str]]] = [
+        *((f"graph of {case.op} with other contexts", partial(_graph, case, ops, dtype)) for case in GRAPHS),
         ("order of two streams", _streams),
         ("weights in FRACTAL_NZ", partial(_formats, ops)),
-    ):
+    ]
+    for title, check in tests:
         try:
-            yield ProductResult(title, check(), {})
+            with torch.inference_mode():
+                defect = check()
         except Exception as error:  # drivers raise many kinds of errors
-            yield ProductResult(title, f"fails: {type(error).__name__}: {error}", {})
-    yield _bandwidth()
+            defect = f"fails: {type(error).__name__}: {error}".partition("\n")[0]
+        yield ProductResult(title, defect)
 
 
-def _graph(ops: Ops, dtype: torch.dtype) -> str:
-    """The defect of captured attention that is replayed with the contexts REPLAYS."""
-    generator = torch.Generator().manual_seed(1)
-    pages = torch.randn(2, 2 * PAGES + 1, PAGE_SIZE, KV_HEADS, DIM, generator=generator).to("npu", dtype)
-    query = torch.randn(2, HEADS, DIM, generator=generator).to("npu", dtype)
-    table = torch.arange(1, 2 * PAGES + 1, dtype=torch.int32).view(2, PAGES).to("npu")
-    lens = torch.full((2,), PAGES * PAGE_SIZE, dtype=torch.int32, device="npu")
-    attend = Attend(pages[0], pages[1], DIM**-0.5)
-    starts = torch.arange(3, dtype=torch.int32, device="npu")
-    rows = Rows(starts, lens, table, (1, 1), (PAGES * PAGE_SIZE,) * 2, exact=False)
-    output, replay = _captured(NpuRecorder(), lambda: ops.attention.paged(query, rows, attend))
-    for contexts in REPLAYS:
-        lens.copy_(torch.tensor(contexts, dtype=torch.int32))
-        replay(lens.cpu().numpy())
-        on_host = Rows(starts.cpu(), lens.cpu(), table.cpu(), (1, 1), contexts)
-        pages_on_host = Attend(pages[0].cpu().float(), pages[1].cpu().float(), attend.scale)
-        expected = paged_attention(query.cpu().float(), on_host, pages_on_host)
-        error = (output.cpu().float() - expected).abs().max().item()
-        if not error <= TOLERANCE * expected.abs().max().item():
-            return f"contexts {contexts}: the error is {error:.3g}"
+def _graph(case: Case, ops: Ops, dtype: torch.dtype) -> str:
+    """The defect of a captured op that is replayed with other contexts than those of its capture."""
+    reference = dict(Ops())[case.op]
+    arguments, _ = reference_run(case, reference, dtype)
+    on_device = device_arguments(case, ops, arguments, "npu", dtype)
+    rows = replace(on_device["rows"], exact=False)
+    output, replay = _captured(NpuRecorder(), lambda: dict(ops)[case.op](**{**on_device, "rows": rows}))
+    for share in SHARES:
+        contexts = tuple(max(1, int(share * context)) for context in rows.contexts)
+        lens = torch.tensor(contexts, dtype=torch.int32)
+        rows.context_lens.copy_(lens)
+        replay(lens.numpy())
+        changed = replace(arguments["rows"], context_lens=lens, contexts=contexts)
+        wide = {name: copy_to(value, "cpu", wide=True) for name, value in (arguments | {"rows": changed}).items()}
+        defect = mismatch([output], [reference(**wide)], case.tolerances[dtype])
+        if defect:
+            return f"with contexts {contexts} it {defect}"
     return ""
 
 
@@ -118,13 +117,3 @@ def _formats(ops: Ops) -> str:
             if not error <= TOLERANCE * other.abs().max().item():
                 return f"{title} of {op} weights: the error is {error:.3g}"
     return ""
-
-
-def _bandwidth() -> ProductResult:
-    rate = read_bandwidth()
-    title = (
-        "read bandwidth not measured: too little free memory"
-        if rate is None
-        else f"read bandwidth {rate / 1e9:.0f} GB/s"
-    )
-    return ProductResult(title, "", {})

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.cases.case import REAL_ROWS, Case
 from ...kernels.ops.cases.linear import REAL_CASES
 from ...kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
+from ...kernels.ops.linear import weight_tensors
 from .selftest import find_defect
 
 ROWS = (*range(1, 17), REAL_ROWS)
@@ -29,7 +30,8 @@ class ProductResult:
 
     title: str  # op, implementation and widths
     defect: str  # empty: all results are right
-    seconds: Mapping[int, float]  # rows -> duration of a product, with its launches
+    seconds: Mapping[int, float] = field(default_factory=dict)  # rows -> duration of a product, with its launches
+    weight_bytes: int = 0  # that a product reads
 
 
 def run_ops(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult]:
@@ -37,7 +39,7 @@ def run_ops(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult
     for name, _ in ops:
         title = ops.title(name)
         if title != "reference":
-            yield ProductResult(f"{name} ({title})", find_defect(name, ops, device, dtype), {})
+            yield ProductResult(f"{name} ({title})", find_defect(name, ops, device, dtype))
 
 
 def run_products(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult]:
@@ -45,28 +47,30 @@ def run_products(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductR
     for case in REAL_CASES:
         title = f"{case.op} {case.label} ({ops.title(case.op)})"
         try:
-            defect, seconds = _test(case, ops, device, dtype)
+            with torch.inference_mode():
+                result = _test(case, title, ops, device, dtype)
         except Exception as error:  # compilers and drivers raise many kinds of errors
             reason = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
-            yield ProductResult(title, f"fails: {reason}", {})
+            yield ProductResult(title, f"fails: {reason}")
         else:
-            yield ProductResult(title, defect, seconds)
+            yield result
 
 
-def _test(case: Case, ops: Ops, device: str, dtype: torch.dtype) -> tuple[str, dict[int, float]]:
+def _test(case: Case, title: str, ops: Ops, device: str, dtype: torch.dtype) -> ProductResult:
     """The first defect, and the duration for each of TIMED_ROWS."""
     arguments, (expected,) = reference_run(case, dict(Ops())[case.op], dtype)
     on_device = device_arguments(case, ops, arguments, device, dtype)
     op = dict(ops)[case.op]
+    size = sum(tensor.nbytes for tensor in weight_tensors(on_device["weight"]))
     seconds: dict[int, float] = {}
     for rows in ROWS:
         some = on_device | {"x": on_device["x"][:rows]}
         defect = mismatch(call_op(case, op, some), [expected[:rows]], case.tolerances[dtype])
         if defect:
-            return f"{rows} rows: {defect}", seconds
+            return ProductResult(title, f"{rows} rows: {defect}", seconds, size)
         if rows in TIMED_ROWS:
             seconds[rows] = _duration(op, some, device)
-    return "", seconds
+    return ProductResult(title, "", seconds, size)
 
 
 def _duration(op: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> float:

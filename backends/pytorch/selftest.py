@@ -141,7 +141,8 @@ def find_defect(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
     """The defect of the op, empty if all tested cases pass. Raises OutOfMemory if a case does not fit in memory."""
     start = time.perf_counter()
     for case in _sample([case for case in CASES if case.op == name]):
-        defect = _defect(case, ops, device, dtype)
+        with torch.inference_mode():  # as in steps: with derivatives, torch may call other kernels
+            defect = _defect(case, ops, device, dtype)
         if defect:
             return f"{defect} (case {case.label})"
         if time.perf_counter() - start > SECONDS:  # out of time, e.g. because kernels are compiled at their first use

@@ -544,9 +544,14 @@ async def test_selftest_checks_an_answer_with_a_schema(text: str, ok: bool) -> N
 
 
 def test_selftest_reports_products_with_their_durations() -> None:
-    right = selftest._product_check(ProductResult("linear.int4", "", {1: 0.0000215, 64: 0.001}))
+    product = ProductResult("linear.int4", "", {1: 0.0000215, 64: 0.001}, weight_bytes=10**7)
+    right = selftest._product_check(product, None)
     assert right.line == "  ok      linear.int4: 1 rows 0.022 ms, 64 rows 1.000 ms"
-    wrong = selftest._product_check(ProductResult("linear.int4", "2 rows: returns NaN", {1: 0.001}))
+    shares = selftest._product_check(product, 5e11)
+    assert shares.details == (
+        "1 rows 0.022 ms (93% of the read bandwidth), 64 rows 1.000 ms (2% of the read bandwidth)"
+    )
+    wrong = selftest._product_check(ProductResult("linear.int4", "2 rows: returns NaN", {1: 0.001}), None)
     assert wrong.line == "  FAILED  linear.int4: 2 rows: returns NaN, 1 rows 1.000 ms"
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from localllm.backends import platforms
 from localllm.backends.pytorch import product_check
 from localllm.backends.pytorch.product_check import ProductResult, run_products
+from localllm.backends.pytorch.selftest import find_defect
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases.linear import CASES, REAL_CASES
 
@@ -36,6 +37,7 @@ def results(int8: Any) -> list[ProductResult]:
 def test_right_products_are_measured() -> None:
     dense, int8 = results(REFERENCES.linear.int8)
     assert (dense.title, int8.title) == ("linear.dense 33-rows (reference)", "linear.int8 33-rows (reference)")
+    assert (dense.weight_bytes, int8.weight_bytes) == (2 * 64 * 48, 96 * 128 + 4 * 96)
     for result in (dense, int8):
         assert result.defect == ""
         assert set(result.seconds) == {1, 33}
@@ -59,6 +61,19 @@ def test_product_that_fails_is_reported() -> None:
 
     int8 = results(fails)[1]
     assert (int8.defect, int8.seconds) == ("fails: RuntimeError: no kernel image", {})
+
+
+def test_products_and_ops_are_tested_as_in_steps() -> None:
+    """With derivatives, torch may call other kernels."""
+    modes = []
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        modes.append(torch.is_inference_mode_enabled())
+        return REFERENCES.linear.int8(*arguments, **named)
+
+    results(noted)
+    find_defect("linear.int8", replace(REFERENCES, linear=replace(REFERENCES.linear, int8=noted)), "cpu", torch.float32)
+    assert set(modes) == {True}
 
 
 def test_every_format_has_real_cases() -> None:

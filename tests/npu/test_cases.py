@@ -12,7 +12,6 @@ from torch import Tensor
 
 from localllm.backends import npu
 from localllm.backends.npu import attention, elementwise
-from localllm.backends.npu.check import checks
 from localllm.backends.npu.driver import first
 from localllm.backends.npu.installation import start
 from localllm.backends.npu.ops import OPS
@@ -31,7 +30,7 @@ CALLED = {
     "activation": {"npu_swiglu", "npu_geglu", "npu_fast_gelu"},
     "rope": {"npu_rotary_mul"},
     "kv": {"npu_scatter_pa_kv_cache"},
-    "attention": set[str](),  # the cases have small pages
+    "attention": {"npu_fused_infer_attention_score_v2"},
 }
 # Sizes and rows (queries, context) that the kernels of attention support.
 REAL = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 128}
@@ -84,19 +83,6 @@ def test_attention_that_the_kernels_lack_is_computed_by_the_reference(name: str,
         result = attention.by_length(**{each: copy_to(argument, "npu") for each, argument in arguments.items()})
     assert not called.names
     assert (result.cpu().float() - paged_attention(**arguments).float()).abs().max() < 2e-2
-
-
-def test_checks_of_selftest_pass() -> None:
-    results = list(checks(OPS, "npu", torch.bfloat16))
-    assert [result.defect for result in results] == [""] * len(results)
-    assert len(results) >= 3
-    assert results[-1].title.startswith("read bandwidth")
-
-
-def test_checks_of_selftest_find_stale_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_npu.npu.NPUGraph.update", lambda graph, inputs: None)
-    graph, *_ = checks(OPS, "npu", torch.bfloat16)
-    assert graph.defect
 
 
 def test_the_fake_is_no_hardware() -> None:

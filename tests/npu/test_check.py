@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from localllm.backends import npu
 from localllm.backends.npu.check import checks
 from localllm.backends.npu.formats import WeightFormats
 from localllm.backends.npu.ops import OPS
 from localllm.backends.npu.products import Dense, Int8Columns
+from localllm.backends.pytorch.product_check import run_ops
+
+from .op_cases import OpsOfTorchNpu
 
 pytestmark = pytest.mark.emulated
 
@@ -22,7 +26,27 @@ def defects() -> dict[str, str]:
 
 
 def test_checks_pass_over_the_fake() -> None:
-    assert not any(defects().values())
+    results = defects()
+    assert not any(results.values())
+    assert len(results) == 4
+
+
+def test_stale_lengths_are_found_in_both_kinds_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_npu.npu.NPUGraph.update", lambda graph, inputs: None)
+    wrong = {title for title, defect in defects().items() if defect}
+    assert wrong == {f"graph of attention.{kind} with other contexts" for kind in ("paged", "latent")}
+
+
+def test_each_op_passes_its_own_test_with_the_kernel_that_models_use() -> None:
+    """The first cases of attention have the pages of the NPU: the time of a start suffices for few cases."""
+    with OpsOfTorchNpu() as called:
+        results = {result.title: result.defect for result in run_ops(OPS, "npu", torch.bfloat16)}
+    assert not any(results.values()), results
+    assert "npu_fused_infer_attention_score_v2" in called.names
+
+
+def test_read_bandwidth_is_measured() -> None:
+    assert (npu.read_bandwidth() or 0) > 0
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,10 @@ _MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
 _APART = {"heads": 4, "rotary": 64, "rank": 512, "page_size": 128}
 
 _WIDE = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 16}  # sizes of a real model
+_NPU = {**_WIDE, "page_size": 128}  # in pages that NPUs read
 
 CASES = [
-    Case("attention.paged", "decode-wide", _inputs([(1, 9), (1, 300), (1, 64)], **_WIDE)),
+    Case("attention.paged", "decode-wide", _inputs([(1, 9), (1, 300), (1, 64)], **_NPU)),
     Case("attention.paged", "one-row", _inputs([(1, 10)])),
     Case("attention.paged", "one-row-whole-pages", _inputs([(1, 8)])),
     Case("attention.paged", "decode", _inputs([(1, 9), (1, 1), (1, 16), (1, 7)])),
@@ -100,6 +101,7 @@ CASES = [
     Case("attention.paged", "head-256", _inputs(_MIXED, dim=256, page_size=16, window=4)),
     Case("attention.paged", "page-size-one", _inputs(_MIXED, page_size=1)),
     Case("attention.paged", "mixed-wide", _inputs([(33, 290), (1, 64), (130, 130)], **_WIDE)),
+    Case("attention.paged", "mixed-npu", _inputs([(7, 140), (1, 64), (3, 3)], **_NPU)),
     *(
         Case("attention.latent", label, make)
         for label, make in [
