@@ -24,6 +24,7 @@ from localllm.engine.files.multimodal import TEXT_MODELS
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts import hardware  # noqa: E402
 from scripts.results import Record, read  # noqa: E402
 
 REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -95,6 +96,18 @@ def _counts(records: list[Record]) -> str:
     return ", ".join(f"{count} {name}" for name, count in totals.items() if count)
 
 
+def ops() -> str:
+    header, *rows = hardware.ops()
+    return _table(header, rows)
+
+
+def devices() -> str:
+    records = [record for record in read() if (ROOT / record.file).exists()]
+    states = {name: [row[0] for row in rows_of([one for one in records if one.backend == name])] for name in ORDER}
+    header, *rows = hardware.devices({name: (own or ["no tests ran"])[0] for name, own in states.items()})
+    return _table(header, rows)
+
+
 def commands() -> str:
     rows = []
     for section, names in SECTIONS.items():
@@ -153,6 +166,8 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "support": support,
+    "ops": ops,
+    "devices": devices,
     "commands": commands,
     "exit_codes": exit_codes,
     "settings": settings,
@@ -163,6 +178,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
+    hardware.with_stand_ins()
     stale = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         before = page.read_text("utf-8")
