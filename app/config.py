@@ -74,8 +74,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cache_dtype: Annotated[
         CacheDtype,
         Meta(
-            description="Number format of the KV cache; fp8 (GPU only) halves its memory. The other formats are for "
-            "GGUF models."
+            description="Number format of the KV cache; fp8 (GPU only) and int8 (NPU only) halve its memory. The other "
+            "formats are for GGUF models."
         ),
     ] = "auto"
     cache_layout: Annotated[

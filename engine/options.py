@@ -11,7 +11,7 @@ from .errors import SettingRefused
 from .files.quantization import Quant
 
 # fp8: of GPUs. The others are the formats of llama.cpp's KV cache.
-CacheDtype = Literal["auto", "fp8", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+CacheDtype = Literal["auto", "fp8", "int8", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 # shared: one cache, in which rows share the pages of a common prefix. rows: each row has a cache for a whole context.
 CacheLayout = Literal["shared", "rows"]
 # Which steps are captured as graphs. full: decode steps. breakable: also prefill steps, without their attention. split:

@@ -218,10 +218,9 @@ def _sequences(options: LoadOptions) -> int:
 def _refuse_settings(files: ModelFiles, options: LoadOptions) -> None:
     check_supported(options, SUPPORTED, "llamacpp")
     check_rope(files, options)
-    if options.cache_dtype == "fp8":
-        raise SettingRefused(
-            "cache_dtype fp8 is not supported by llamacpp", "set cache_dtype to q8_0", setting="cache_dtype"
-        )
+    if options.cache_dtype in ("fp8", "int8"):
+        message = f"cache_dtype {options.cache_dtype} is not supported by llamacpp"
+        raise SettingRefused(message, "set cache_dtype to q8_0", setting="cache_dtype")
     if options.max_rows > MAX_ROWS:
         raise SettingRefused(
             f"max_rows {options.max_rows} is not supported by llamacpp",

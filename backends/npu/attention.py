@@ -6,7 +6,8 @@ step. They read pages as [pages, page_size, kv heads * dim], which the cache is.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,12 +17,24 @@ from torch import Tensor
 from ...kernels.ops.attention import Attend, Attention, RowRun, Rows, paged_attention
 
 MASK_SIZE = 2048  # of the triangle that stands for every causal mask
+PER_HEAD = 5  # mode of int8 pages: scales for each head of a token, in pages
 CAUSAL, BAND = 3, 4  # sparse modes: aligned to the last query and the last key; BAND also has a window
-DIM_UNIT, MAX_DIM = 16, 512
+DIM_UNIT, INT8_UNIT, MAX_DIM = 16, 32, 512
 MAX_GROUP = 64  # query heads per kv head
 MAX_WIDTH = 65535  # heads * dim of the queries, and of the keys
 PAGE_UNIT, MAX_PAGE = 128, 512
 ATB_DIM, ATB_PAGE = 256, 128
+# The arguments that have other names in the first version of the op.
+V1_NAMES = {
+    "num_query_heads": "num_heads",
+    "softmax_scale": "scale",
+    "actual_seq_kvlen": "actual_seq_lengths_kv",
+    "return_softmax_lse": "softmax_lse_flag",
+    "dequant_scale_key": "key_antiquant_scale",
+    "dequant_scale_value": "value_antiquant_scale",
+    "key_quant_mode": "key_antiquant_mode",
+    "value_quant_mode": "value_antiquant_mode",
+}
 RAGGED_DIM = 128  # dimension of the heads of a call with rows of different lengths
 
 
@@ -30,9 +43,9 @@ def is_supported(query: Tensor, attend: Attend) -> bool:
     _, heads, dim = query.shape
     return (
         query.dtype in (torch.bfloat16, torch.float16)
-        and attend.key_pages.dtype == query.dtype
+        and attend.key_pages.dtype in (query.dtype, torch.int8)
         and not attend.soft_cap
-        and dim % DIM_UNIT == 0
+        and dim % (INT8_UNIT if attend.scales is not None else DIM_UNIT) == 0
         and dim <= MAX_DIM
         and heads <= MAX_GROUP * attend.kv_heads
         and heads * dim < MAX_WIDTH
@@ -41,21 +54,33 @@ def is_supported(query: Tensor, attend: Attend) -> bool:
     )
 
 
-def by_length(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
+def _fused(*tensors: Tensor, **arguments: Any) -> Any:
+    return torch.ops.npu.npu_fused_infer_attention_score_v2(*tensors, **arguments)
+
+
+def _fused_v1(*tensors: Tensor, **arguments: Any) -> Any:
+    """The first version of the op, with the names of the second."""
+    named = {V1_NAMES.get(name, name): value for name, value in arguments.items()}
+    return torch.ops.npu.npu_fused_infer_attention_score(*tensors, **named)
+
+
+def by_length(
+    query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None, fused: Callable[..., Any] = _fused
+) -> Tensor:
     """See kernels.ops.attention.paged_attention. One call for neighbouring rows with the same number of queries."""
     if not is_supported(query, attend):
         return paged_attention(query, rows, attend, out)
-    return _joined([_attend_run(query, rows, run, attend) for run in rows.runs()], out)
+    return _joined([_attend_run(query, rows, run, attend, fused) for run in rows.runs()], out)
 
 
 def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
     """As `by_length`, with one call for all rows of a prefill step. The documentation excludes pages from such a call
     (input_layout TND), but SGLang and vLLM make it."""
     is_prefill = min(rows.query_lens) > 1 or (max(rows.query_lens) > 1 and not attend.window)
-    is_ragged = is_prefill and query.dtype == torch.bfloat16 and query.shape[2] == RAGGED_DIM
+    is_ragged = is_prefill and attend.scales is None and query.dtype == torch.bfloat16 and query.shape[2] == RAGGED_DIM
     if not (is_ragged and is_supported(query, attend)):
         return by_length(query, rows, attend, out)
-    attended, scores = torch.ops.npu.npu_fused_infer_attention_score_v2(
+    attended, scores = _fused(
         query.contiguous(),
         *_pages(attend),
         **_constants(query, attend),
@@ -72,7 +97,7 @@ def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None)
 
 def by_pages(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
     """As `by_length`, with the op of the library ATB for decode steps."""
-    is_decode = max(rows.query_lens) == 1 and not attend.window and attend.sinks is None
+    is_decode = max(rows.query_lens) == 1 and not attend.window and attend.sinks is attend.scales is None
     is_small = query.shape[2] <= ATB_DIM and attend.page_size <= ATB_PAGE
     if not (is_decode and is_small and is_supported(query, attend)):
         return by_length(query, rows, attend, out)
@@ -91,17 +116,19 @@ def by_pages(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = Non
     return out
 
 
-def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend) -> Tensor:
+def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend, fused: Callable[..., Any]) -> Tensor:
     """The outputs [tokens, heads, dim] of the rows of a run. The layout is BSND, which pages support."""
     table = rows.page_table[run.rows]
     contexts = rows.contexts[run.rows]
+    if run.queries > 1 and attend.scales is not None:
+        attend, table = _dequantised(attend, table[:, : -(-max(contexts) // attend.page_size)], query.dtype)
     if run.queries > 1:
         mask = causal_mask(query, attend.window)
     elif attend.window and attend.window < max(contexts):
         mask = {"atten_mask": _window_mask(rows.context_lens[run.rows], table.shape[1] * attend.page_size, attend)}
     else:
         mask = {}
-    attended, scores = torch.ops.npu.npu_fused_infer_attention_score_v2(
+    attended, scores = fused(
         query[run.tokens].contiguous().view(len(contexts), run.queries, *query.shape[1:]),
         *_pages(attend),
         **_constants(query, attend),
@@ -129,7 +156,29 @@ def _constants(query: Tensor, attend: Attend) -> dict[str, Any]:
         "softmax_scale": attend.scale,
         "block_size": attend.page_size,
         "return_softmax_lse": attend.sinks is not None,
+        **_scales(attend),
     }
+
+
+def _scales(attend: Attend) -> dict[str, Any]:
+    """The arguments of int8 pages."""
+    if attend.scales is None:
+        return {}
+    key, value = attend.scales
+    modes = {"key_quant_mode": PER_HEAD, "value_quant_mode": PER_HEAD}
+    return {"dequant_scale_key": key, "dequant_scale_value": value, **modes}
+
+
+def _dequantised(attend: Attend, table: Tensor, dtype: torch.dtype) -> tuple[Attend, Tensor]:
+    """The pages of a table [rows, pages] as floats, and a table of them. The documentation of the op excludes int8
+    pages from calls with more than one query: "page attention不支持伪量化场景"."""
+    assert attend.scales is not None
+    pages = table.flatten().long()
+    scales = attend.scales.index_select(1, pages).transpose(2, 3).unsqueeze(4)  # [2, pages, page_size, heads, 1]
+    integers = (part.index_select(0, pages) for part in (attend.key_pages, attend.value_pages))
+    key, value = ((part * scale).to(dtype) for part, scale in zip(integers, scales, strict=True))
+    places = torch.arange(table.numel(), dtype=torch.int32, device=table.device).view(table.shape)
+    return attend._replace(key_pages=key, value_pages=value, scales=None), places
 
 
 def causal_mask(query: Tensor, window: int) -> dict[str, Any]:
@@ -168,4 +217,8 @@ def _joined(outputs: list[Tensor], out: Tensor | None) -> Tensor:
 
 ATTENTION = Attention(paged=by_length)
 # Names in the setting `attention` -> other implementations.
-OTHERS = {"ragged": ragged, "pages": by_pages}
+OTHERS: dict[str, Callable[..., Tensor]] = {
+    "ragged": ragged,
+    "pages": by_pages,
+    "fused_v1": partial(by_length, fused=_fused_v1),
+}

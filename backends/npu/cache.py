@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.ops import kv as reference
-from ...kernels.ops.kv import KV, Rotation, composed
+from ...kernels.ops.kv import KV, Append, Rotation, composed, store_scales
 from .elementwise import NORM, ROPE
 
 
@@ -20,6 +20,13 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
         slots,
         cache_mode="Norm",
     )
+
+
+def store_int8(key: Tensor, value: Tensor, target: Append, slots: Tensor) -> None:
+    """See kernels.ops.kv.store_int8."""
+    (keys, key_scales), (values, value_scales) = (torch.ops.npu.npu_dynamic_quant(x.contiguous()) for x in (key, value))
+    store(keys, values, target.key_pages, target.value_pages, slots)
+    store_scales(torch.stack((key_scales, value_scales), dim=2), target, slots)
 
 
 def append_latent(
@@ -37,4 +44,4 @@ def append_latent(
     return query
 
 
-WRITES = KV(store=store, append=composed(NORM, ROPE, store), append_latent=append_latent)
+WRITES = KV(store=store, append=composed(NORM, ROPE, store, store_int8), append_latent=append_latent)

@@ -93,6 +93,7 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
         step_tokens=step_tokens,
         row_tokens=None,
         latent_parts=True,
+        int8_cache=True,
         recorder=NpuRecorder,
         captured_rows=captured_rows,
         max_graphs=MAX_GRAPHS,

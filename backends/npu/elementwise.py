@@ -1,4 +1,4 @@
-"""Norms, gated activations, rotations and top-k, top-p filters on the NPU.
+"""Norms, gated activations and rotations on the NPU.
 
 A dtype or a shape that an op of torch_npu does not have is computed by the reference, on the NPU too.
 """

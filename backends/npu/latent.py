@@ -1,4 +1,8 @@
-"""Attention over the latent cache of MLA, which has the rotated keys and the latents apart (Device.latent_parts)."""
+"""Attention over the latent cache of MLA, which has the rotated keys and the latents apart (Device.latent_parts).
+
+npu_mla_prolog_v3, which fuses the preparation, computes hidden sizes of 6,144, 7,168 and 7,680 with query latents of
+1,536 only: DeepSeek-V3 and models of its size, which one NPU cannot hold. The products, norms and rotations are apart.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from .latent import latent_attention
 from .lora import LORA
 from .products import LINEAR
 
+# Sampling is the reference: npu_top_k_top_p cannot leave out top_k in one row of a batch (it needs 1 to 1,024), and
+# removes some of the tokens that are as likely as the last one of the nucleus.
 OPS = Ops(
     norm=NORM,
     activation=ACTIVATION,

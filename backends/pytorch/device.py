@@ -108,6 +108,7 @@ class Device:
     step_tokens: int = 512  # maximum number of tokens in a step; larger steps delay the rows that decode
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
+    int8_cache: bool = False  # whether the KV cache may be int8, with a scale for each head of a token
     latent_parts: bool = False  # whether a latent cache stores rotated keys and latents apart: see step.Cache
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
     # A second stream, for work in parallel with the main one; InOrder: the device has one stream. The argument is

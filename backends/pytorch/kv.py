@@ -40,9 +40,14 @@ class PagedKV:
         parts = [part.view(*shape, dim) for part, dim in zip(memory.split(sizes), dims, strict=True)]
         self.keys = parts[0]
         self.values = parts[1] if len(parts) == 2 else None
-        self.cache = Cache(self.keys, self.values)
+        self.scales = None  # of int8 pages: see kv.store_int8
+        if dtype == torch.int8:
+            self.scales = torch.empty(layers, 2, num_pages + 1, kv_heads, page_size, device=device)
+        self.cache = Cache(self.keys, self.values, self.scales)
         # Each [arrays, num_pages + 1, …]. Parts of equal dimension are one tensor, so one call copies a page.
         self._copied = parts if len(set(dims)) > 1 else [memory.view(-1, *parts[0].shape[1:])]
+        if self.scales is not None:
+            self._copied.append(self.scales.flatten(0, 1))
 
     def clear(self) -> None:
         """Fill all pages with zeros."""

@@ -22,6 +22,7 @@ MAX_TOKENS = 2048
 MIN_STEP_TOKENS = 512
 MAX_CONVERTED = 2**26  # weights of experts that kernels convert at a time (MAX_CHUNK in kernels/gpu/widened_product.py)
 MIN_CONTEXT = 128  # tokens; with less room for a conversation, an automatic context is refused
+SCALE_BYTES = 4  # of a head of a token in an int8 KV cache
 LOGITS_COPIES = 4  # copies of the logits in memory while tokens are drawn and log-probabilities are listed
 
 
@@ -44,7 +45,8 @@ def measure(
     page_size = options.page_size or device.page_size
     cache = cache_dtype(config, options, dtype, device)
     parts, heads, dim = config.cache_shape
-    page = page_bytes(page_size, heads, dim, config.num_layers, cache.itemsize, parts)
+    scale = SCALE_BYTES if cache == torch.int8 else 0
+    page = page_bytes(page_size, heads, dim + scale, config.num_layers, cache.itemsize, parts)
     if workspace is None:
         workspace = expected_workspace(config, options, dtype, device)
     rest = max(0, free - weights - workspace)
@@ -301,14 +303,18 @@ def cache_dtype(config: ModelConfig, options: LoadOptions, dtype: torch.dtype, d
     if config.latent is not None:
         message = f"cache_dtype {options.cache_dtype} is not supported for latent attention ({config.model_type})"
         raise SettingRefused(message, "set cache_dtype to auto", setting="cache_dtype")
-    if options.cache_dtype != "fp8" or not device.fp8_cache:
+    supported = {"fp8": device.fp8_cache and torch.float8_e4m3fn, "int8": device.int8_cache and torch.int8}
+    chosen = supported.get(options.cache_dtype)
+    if not chosen:
         message = f"cache_dtype {options.cache_dtype} is not supported on {device.name}"
         raise SettingRefused(message, "set cache_dtype to auto", setting="cache_dtype")
     if dtype != torch.bfloat16:
         raise SettingRefused(
-            "cache_dtype fp8 needs dtype bfloat16", "set cache_dtype or dtype to auto", setting="cache_dtype"
+            f"cache_dtype {options.cache_dtype} needs dtype bfloat16",
+            "set cache_dtype or dtype to auto",
+            setting="cache_dtype",
         )
-    return torch.float8_e4m3fn
+    return chosen
 
 
 def _size(count: int) -> str:

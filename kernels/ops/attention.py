@@ -115,6 +115,7 @@ class Attend(NamedTuple):
     window: int = 0
     soft_cap: float = 0.0
     sinks: Tensor | None = None  # [heads] float32
+    scales: Tensor | None = None  # [2, pages, kv heads, page_size] float32: of int8 pages, keys first
 
     @property
     def page_size(self) -> int:
@@ -138,12 +139,21 @@ def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | Non
         # queries [rows, heads, queries, dim], keys and values [rows, kv heads, length, dim]
         queries = query[group.tokens].view(group.rows, -1, *query.shape[1:]).transpose(1, 2)
         keys, values = (
-            pages.flatten(0, 1).index_select(0, group.slots).view(group.rows, -1, *pages.shape[2:]).transpose(1, 2)
-            for pages in (attend.key_pages, attend.value_pages)
+            part.view(group.rows, -1, *part.shape[1:]).transpose(1, 2)
+            for part in _read(group.slots, attend, query.dtype)
         )
         attended = _attend(queries, keys, values, group.allowed, attend)
         out[group.tokens] = attended.transpose(1, 2).flatten(0, 1)
     return out
+
+
+def _read(slots: Tensor, attend: Attend, dtype: torch.dtype) -> list[Tensor]:
+    """The keys and the values in `slots`, each [slots, kv heads, dim]. Those of int8 pages become `dtype`."""
+    parts = [pages.flatten(0, 1).index_select(0, slots) for pages in (attend.key_pages, attend.value_pages)]
+    if attend.scales is None:
+        return parts
+    scales = attend.scales.transpose(2, 3).flatten(1, 2).index_select(1, slots).unsqueeze(3)
+    return [(part * scale).to(dtype) for part, scale in zip(parts, scales, strict=True)]
 
 
 def latent_attention(

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .linear_int8 import rounded
 from .norm import Norm
 from .rope import Rope
 
@@ -56,6 +57,7 @@ class Append(NamedTuple):
     key_norm: Tensor | None = None
     eps: float = 1e-6  # eps and offset as in norm.rms
     offset: float = 0.0
+    scales: Tensor | None = None  # of int8 pages, as in `store_int8`
 
     @property
     def kv_heads(self) -> int:
@@ -66,7 +68,25 @@ class Append(NamedTuple):
         return qkv.narrow(1, 0, qkv.shape[1] - 2 * self.kv_heads)
 
 
-def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[..., Tensor]:
+def store_int8(key: Tensor, value: Tensor, target: Append, slots: Tensor) -> None:
+    """As `store`, to int8 pages: the head of a token is rounded as in linear_int8.rounded, and its scale is written to
+    target.scales [2, pages, kv heads, page_size] float32, keys first."""
+    heads = [rounded(x) for x in (key, value)]
+    for (integers, _), pages in zip(heads, (target.key_pages, target.value_pages), strict=True):
+        pages.view(-1, *key.shape[1:]).index_copy_(0, slots, integers.to(torch.int8))
+    store_scales(torch.cat([scale for _, scale in heads], dim=2), target, slots)
+
+
+def store_scales(scales: Tensor, target: Append, slots: Tensor) -> None:
+    """Write the scales [tokens, kv heads, 2] of the heads in `slots` to target.scales."""
+    assert target.scales is not None
+    size = target.scales.shape[3]
+    target.scales.permute(1, 3, 2, 0)[slots // size, slots % size] = scales.float()
+
+
+def composed(
+    norm: Norm, rope: Rope, store: Callable[..., None], store_int8: Callable[..., None] = store_int8
+) -> Callable[..., Tensor]:
     """An `append` composed of these ops, for a device without a fused `append`."""
 
     def append(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append) -> Tensor:
@@ -82,7 +102,10 @@ def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[...
             key = norm.rms(key, target.key_norm, target.eps, target.offset)
         rotate = rope.neox if target.rotation == "neox" else rope.interleaved
         query, key = rotate(query, key, cos, sin)
-        store(key, value, target.key_pages, target.value_pages, slots)
+        if target.scales is None:
+            store(key, value, target.key_pages, target.value_pages, slots)
+        else:
+            store_int8(key, value, target, slots)
         return query
 
     return append

@@ -53,12 +53,14 @@ class DecoderLayer:
         """The writes of keys and values to the pages of the step."""
         keys, values = step.cache.layers[self.cache_index]
         query_norm, key_norm = (None, None) if self.joint_head_norms else (self.query_norm, self.key_norm)
-        return Append(keys, values, self.rotation, query_norm, key_norm, self.eps, self.offset)
+        norms = query_norm, key_norm, self.eps, self.offset
+        return Append(keys, values, self.rotation, *norms, step.cache.layer_scales(self.cache_index))
 
     def attend(self, step: LayerStep) -> Attend:
         """The attention over the pages of the step."""
         keys, values = step.cache.layers[self.cache_index]
-        return Attend(keys, values, self.scale, self.window, self.soft_cap, self.sinks)
+        scales = step.cache.layer_scales(self.cache_index)
+        return Attend(keys, values, self.scale, self.window, self.soft_cap, self.sinks, scales)
 
     @property
     def has_fusable_norms(self) -> bool:

@@ -23,12 +23,17 @@ class Cache:
 
     keys: Tensor | tuple[Tensor, ...]
     values: Tensor | tuple[Tensor, ...] | None
+    scales: Tensor | None = None  # [layers, 2, pages, kv heads, page_size] float32: of int8 keys and values
     # Views: key pages and value pages of each layer; in a latent cache of one part the key pages only.
     layers: tuple[tuple[Tensor, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         parts = [self.keys] if self.values is None else [self.keys, self.values]
         object.__setattr__(self, "layers", tuple(zip(*parts, strict=True)))
+
+    def layer_scales(self, index: int) -> Tensor | None:
+        """The scales [2, pages, kv heads, page_size] of a layer; None: its pages are floats."""
+        return None if self.scales is None else self.scales[index]
 
 
 class Tiles(NamedTuple):

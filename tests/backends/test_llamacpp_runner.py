@@ -135,6 +135,7 @@ def test_log_is_quiet(canary_files: ModelFiles, caplog: pytest.LogCaptureFixture
         ({"lora_backend": "cpp"}, "lora_backend cpp"),
         ({"ops": ("norm=reference",)}, "ops"),
         ({"cache_dtype": "fp8"}, "cache_dtype fp8"),
+        ({"cache_dtype": "int8"}, "cache_dtype int8"),
         ({"max_rows": 129}, "max_rows 129"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.lora import slot_values
-from localllm.backends.pytorch.memory_plan import cache_dtype, capturable_tokens, chosen_graphs, plan
+from localllm.backends.pytorch.memory_plan import cache_dtype, capturable_tokens, chosen_graphs, measure, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import Graphs, LoadOptions
@@ -115,6 +115,23 @@ def test_fp8_cache_needs_a_device_that_supports_it(files: ModelFiles) -> None:
         cache_dtype(files.config, fp8, torch.bfloat16, CPU)
     with pytest.raises(SettingRefused, match="needs dtype bfloat16"):
         cache_dtype(files.config, fp8, torch.float32, able)
+
+
+def test_int8_cache_has_a_scale_for_each_head_of_a_token(files: ModelFiles) -> None:
+    able, int8 = replace(CPU, int8_cache=True), LoadOptions(cache_dtype="int8")
+    assert cache_dtype(files.config, int8, torch.bfloat16, able) == torch.int8
+    dim = files.config.cache_shape[2]
+    plain, scaled = (
+        measure(files, options, 2**30, torch.bfloat16, 0, able).page_bytes for options in (LoadOptions(), int8)
+    )
+    assert scaled / plain == (dim + 4) / (2 * dim)
+    for device, dtype, problem in (
+        (CPU, torch.bfloat16, "int8 is not supported on cpu"),
+        (replace(CPU, fp8_cache=True), torch.bfloat16, "int8 is not supported on cpu"),
+        (able, torch.float32, "int8 needs dtype bfloat16"),
+    ):
+        with pytest.raises(SettingRefused, match=problem):
+            cache_dtype(files.config, int8, dtype, device)
 
 
 def test_spec_reports_dtype_format_and_bytes(files: ModelFiles) -> None:

@@ -26,6 +26,18 @@ def test_all_sources_are_read_before_a_target_is_written(count: int, chained: bo
     assert torch.equal(torch.stack([kv.keys, kv.values]), expected)
 
 
+def test_scales_of_int8_pages_are_copied_with_them() -> None:
+    kv = PagedKV(3, 5, page_size=4, kv_heads=2, dims=(8, 8), dtype=torch.int8, device="cpu")
+    assert kv.scales is not None
+    kv.keys.random_()
+    kv.scales.normal_()
+    keys, scales = kv.keys.clone(), kv.scales.clone()
+    kv.copy(np.array([[1, 4], [4, 2]], dtype=np.int32), DEVICE)
+    assert torch.equal(kv.keys[:, [4, 2]], keys[:, [1, 4]])
+    assert torch.equal(kv.scales[:, :, [4, 2]], scales[:, :, [1, 4]])
+    assert kv.cache.layer_scales(2).data_ptr() == kv.scales[2].data_ptr()  # type: ignore[union-attr]
+
+
 def test_cache_has_an_extra_page_for_padding() -> None:
     """Page 0 is for padding and not part of num_pages."""
     kv = PagedKV(3, 5, page_size=4, kv_heads=2, dims=(8, 8), dtype=torch.bfloat16, device="cpu")

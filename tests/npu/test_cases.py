@@ -55,7 +55,7 @@ def test_cases_equal_the_references(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "attend", [attention.by_length, attention.ragged, attention.by_pages], ids=lambda f: f.__name__
+    "attend", [attention.by_length, *attention.OTHERS.values()], ids=["by_length", *attention.OTHERS]
 )
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", KINDS)

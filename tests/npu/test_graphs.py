@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from torch import Tensor
 from localllm.backends.npu.recorder import NpuRecorder
 from localllm.backends.pytorch.streams import SideStream
 
-from .ops.attention import FusedInferAttentionScoreV2
+from .ops.attention import FusedInferAttentionScore, FusedInferAttentionScoreV2
 from .ops.rules import Call
 from .test_ops import arguments, example_call
 
 pytestmark = pytest.mark.emulated
 NPU = torch.device("npu", 0)
+fused = pytest.mark.parametrize("op", [FusedInferAttentionScore(), FusedInferAttentionScoreV2()], ids=["v1", "v2"])
+Fused = FusedInferAttentionScore | FusedInferAttentionScoreV2
 
 
 def captured(
@@ -48,27 +51,32 @@ def test_a_capture_refuses_to_wait(mode: str) -> None:
         captured(lambda: x.cpu(), mode=mode)
 
 
-def test_replays_get_new_lengths(order: str) -> None:
-    op = FusedInferAttentionScoreV2()
+def attention_of(op: Fused, values: dict[str, Any]) -> Tensor:
+    output: Tensor = getattr(torch.ops.npu, op.names[0].removeprefix("npu::"))(**values)[0]
+    return output
+
+
+@fused
+def test_replays_get_new_lengths(op: Fused, order: str) -> None:
     values = arguments(op, "npu")
-    graph, output = captured(lambda: torch.ops.npu.npu_fused_infer_attention_score_v2(**values)[0], update=True)
+    graph, output = captured(lambda: attention_of(op, values), update=True)
     for lens in ([200, 100, 2], [3, 128, 129], [256, 256, 256]):
-        graph.update(cpu_update_input=[{"actual_seq_kvlen": lens}])
+        graph.update(cpu_update_input=[{op.kv_lens: lens}])
         graph.replay()
         call = example_call(op)
         for name in ("query", "key", "value"):
             setattr(call, name, values[name].cpu())
-        call.actual_seq_kvlen = lens
+        setattr(call, op.kv_lens, lens)
         torch.testing.assert_close(output.cpu(), op.compute(call)[0], rtol=0, atol=0)
 
 
-def test_replays_in_flight_keep_their_lengths(order: str) -> None:
-    op = FusedInferAttentionScoreV2()
+@fused
+def test_replays_in_flight_keep_their_lengths(op: Fused, order: str) -> None:
     values = arguments(op, "npu")
     recorder = NpuRecorder()
     with recorder.session():
         recorder.begin()
-        output = torch.ops.npu.npu_fused_infer_attention_score_v2(**values)[0]
+        output = attention_of(op, values)
         replay = recorder.end()
     outputs = []
     for lens in ([200, 100, 2], [3, 128, 129], [256, 256]):  # the last row of the last step is padding
@@ -76,13 +84,14 @@ def test_replays_in_flight_keep_their_lengths(order: str) -> None:
         outputs.append(output.clone())
     call = Call(**{**vars(example_call(op)), **{name: values[name].cpu() for name in ("query", "key", "value")}})
     for lens, actual in zip(([200, 100, 2], [3, 128, 129], [256, 256, 1]), outputs, strict=True):
-        call.actual_seq_kvlen = lens
+        setattr(call, op.kv_lens, lens)
         torch.testing.assert_close(actual.cpu(), op.compute(call)[0], rtol=0, atol=0)
 
 
-def test_a_replay_without_new_lengths_fails(order: str) -> None:
-    values = arguments(FusedInferAttentionScoreV2(), "npu")
-    graph, _ = captured(lambda: torch.ops.npu.npu_fused_infer_attention_score_v2(**values)[0], update=True)
+@fused
+def test_a_replay_without_new_lengths_fails(op: Fused, order: str) -> None:
+    values = arguments(op, "npu")
+    graph, _ = captured(lambda: attention_of(op, values), update=True)
     graph.replay()
     with pytest.raises(RuntimeError):
         torch_npu.npu.synchronize()

@@ -80,6 +80,16 @@ class TestAttentionOverPages(OnNpu):
 
 
 @pytest.mark.emulated
+class TestFirstFusedAttention(OnNpu):
+    options = replace(NPU_BUDGET, attention="fused_v1")
+
+
+@pytest.mark.emulated
+class TestInt8Cache(OnNpu):
+    options = replace(NPU_BUDGET, cache_dtype="int8")
+
+
+@pytest.mark.emulated
 class TestReferences(OnNpu):
     """Small pages, which only the reference of attention computes."""
 

@@ -33,7 +33,7 @@ class Score:
     sink: Tensor | None
     key_scale: Tensor | None  # of int8 keys
     value_scale: Tensor | None
-    scale_mode: int  # 0: per channel
+    scale_mode: int  # 0: per channel, 1: per token, 5: per token and head, in pages
     heads: int
     kv_heads: int
     scale: float
@@ -44,6 +44,7 @@ class Score:
     block_size: int
     wants_lse: bool
     latent_heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    value_mode: int = 0
     ragged: bool = field(init=False)
     queries: int = field(init=False)  # of each row; 0: rows differ
 
@@ -95,6 +96,28 @@ def _check_tensors(s: Score) -> None:
     if s.layout == "TND":
         is_real = s.query_rope is not None or (s.query.dtype == torch.bfloat16 and s.dim() in (128, 192))
         size_rule(is_real, f"{name}: TND has bfloat16 and a dimension of 128 or 192")
+
+
+def _check_scales(s: Score) -> None:
+    """The rules of int8 keys and values."""
+    name, key, value = s.name, s.key_scale, s.value_scale
+    rule((key is None) == (value is None), f"{name}: keys and values both have scales, or neither")
+    if key is None or value is None:
+        return
+    modes = s.scale_mode, s.value_mode
+    rule(modes[0] == modes[1] or modes == (0, 1), f"{name}: the modes of keys and values are equal, or 0 and 1")
+    rule(all(0 <= mode <= 5 for mode in modes), f"{name}: the modes of scales are 0 to 5")
+    if s.queries != 1:
+        rule(s.table is None, f"{name}: pages of int8 need one query in each row")
+        rule(s.scale_mode < 2, f"{name}: the modes of scales for many queries are 0 and 1")
+        is_short = s.query.dtype == torch.bfloat16 and s.queries <= 16
+        rule(is_short, f"{name}: int8 keys have at most 16 queries, bfloat16")
+    if s.scale_mode == 5:
+        shape = (len(s.key), s.kv_heads, s.block_size)
+        rule(key.shape == value.shape == shape, f"{name}: scales of mode 5 are [blocks, kv heads, block]")
+    wanted = s.query.dtype if s.scale_mode in (0, 2) else torch.float32
+    rule(dtype_of(key, wanted), f"{name}: scales are float32, those of modes 0 and 2 have the dtype of the query")
+    rule(contiguous(key, value), f"{name}: scales are contiguous")
 
 
 def _check_lengths(s: Score) -> None:
@@ -209,7 +232,7 @@ def _check_latent(s: Score) -> None:
 
 
 def check(s: Score) -> None:
-    for part in (_check_tensors, _check_lengths, _check_pages, _check_latent, _check_mask, _check_sink):
+    for part in (_check_tensors, _check_scales, _check_lengths, _check_pages, _check_latent, _check_mask, _check_sink):
         part(s)
 
 
@@ -251,6 +274,9 @@ def _keys(x: Tensor, scale: Tensor | None, s: Score) -> list[Tensor]:
     rows = _paged(x, s) if s.table is not None else _split(x, s.layout, s.kv_heads, s.kv_lens)
     if scale is None:
         return [row.float() for row in rows]
+    if s.scale_mode == 5:
+        factors = _paged(scale.transpose(1, 2), s)  # [positions, kv heads, 1]
+        return [row.float() * factor.float() for row, factor in zip(rows, factors, strict=True)]
     if s.scale_mode == 0:  # one scale for each channel, or one for all
         channels = scale.float().reshape(-1)
         factor = channels if channels.numel() == 1 else channels.view(s.kv_heads, -1)
@@ -346,6 +372,7 @@ class _Fused(Op):
     heads: str
     lse: str
     key_scales: tuple[str, str]
+    modes: tuple[str, str]  # of the scales
 
     def example(self) -> Changes:
         return {**_example(), self.kv_lens: [200, 100, 2], self.heads: 4}
@@ -424,8 +451,31 @@ class _Fused(Op):
             "all queries and all positions",
             {"sparse_mode": 1, "atten_mask": torch.zeros(1, 2, 255, dtype=torch.bool)},
         )
+        yield from self._wrong_scales(c, lone)
         yield "modes 0, 3 and 4", {**ragged, "sparse_mode": 2}
         yield "modes 3 and 4 only", {**ragged, "sparse_mode": 0, "atten_mask": torch.zeros(1, 6, 256, dtype=torch.bool)}
+
+    def _wrong_scales(self, c: Call, lone: Changes) -> Iterator[tuple[str, Changes]]:
+        key_scale, value_scale = self.key_scales
+        key_mode, value_mode = self.modes
+        pages = torch.ones(5, 128, 256, dtype=torch.int8)
+        scale = torch.ones(5, 2, 128)
+        many = {"key": pages, "value": pages, key_scale: scale, value_scale: scale, key_mode: 5, value_mode: 5}
+        one = {**lone, **many}
+        check(self.score(Call(**{**vars(c), **one})))
+        yield "both have scales", {**one, value_scale: None}
+        yield "are equal, or 0 and 1", {**one, value_mode: 1}
+        yield "are 0 to 5", {**one, key_mode: 6, value_mode: 6}
+        yield "need one query in each row", many
+        rows = torch.ones(3, 256, 2, 128, dtype=torch.int8)
+        apart = {**many, "key": rows, "value": rows, "block_table": None, "block_size": 0}
+        yield "for many queries are 0 and 1", apart
+        long = {key_mode: 1, value_mode: 1, "query": torch.zeros(3, 17, 4, 128).bfloat16()}
+        yield "at most 16 queries", {**apart, **long}
+        yield "[blocks, kv heads, block]", {**one, key_scale: scale[:4]}
+        yield "have the dtype of the query", {**one, key_scale: scale.bfloat16()}
+        turned = scale.transpose(0, 1).contiguous().transpose(0, 1)
+        yield "scales are contiguous", {**one, key_scale: turned, value_scale: turned}
 
     def _wrong_latents(self, c: Call) -> Iterator[tuple[str, Changes]]:
         latent = {
@@ -456,6 +506,7 @@ class FusedInferAttentionScore(_Fused):
     names = ("npu::npu_fused_infer_attention_score", "npu::npu_fused_infer_attention_score.out")
     query_lens, kv_lens, heads, lse = "actual_seq_lengths", "actual_seq_lengths_kv", "num_heads", "softmax_lse_flag"
     key_scales = ("key_antiquant_scale", "value_antiquant_scale")
+    modes = ("key_antiquant_mode", "value_antiquant_mode")
 
     def score(self, c: Call) -> Score:
         unsupported(c.pse_shift, c.dequant_scale1, c.quant_scale1, c.dequant_scale2, c.quant_scale2, c.antiquant_scale)
@@ -468,13 +519,39 @@ class FusedInferAttentionScore(_Fused):
             *(c.num_heads, c.num_key_value_heads, c.scale, c.pre_tokens, c.next_tokens),
             *(c.input_layout, c.sparse_mode, c.block_size, c.softmax_lse_flag),
             latent_heads=(32, 64, 128),
+            value_mode=c.value_antiquant_mode,
         )
+
+    def check(self, c: Call) -> None:
+        super().check(c)
+        s = self.score(c)
+        is_even = not s.ragged or (s.heads == s.kv_heads and s.heads in (8, 16, 32, 64, 128))
+        size_rule(is_even, f"{s.name}: TND has as many kv heads as query heads: 8, 16, 32, 64 or 128")
+        size_rule(not s.ragged or s.dim() == 192, f"{s.name}: TND has a dimension of 192")
+        has_channels = s.key_scale is not None and s.queries != 1 and s.scale_mode == 0
+        rule(not has_channels, f"{s.name}: many queries have scales for each token")
+
+    def wrong(self, c: Call) -> Iterator[tuple[str, Changes]]:
+        yield from super().wrong(c)
+        ragged = self.ragged(c)
+        yield "as many kv heads", ragged
+        tensors = {
+            "query": torch.zeros(6, 8, 128),
+            "key": torch.zeros(5, 128, 1024),
+            "value": torch.zeros(5, 128, 1024),
+        }
+        eight = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+        rows, scale = torch.ones(3, 256, 2, 128, dtype=torch.int8), torch.ones(256).bfloat16()
+        plain = {"key": rows, "value": rows, "block_table": None, "block_size": 0, self.kv_lens: [200, 100, 2]}
+        yield "scales for each token", {**plain, self.key_scales[0]: scale, self.key_scales[1]: scale}
+        yield "dimension of 192", {**ragged, **eight, self.heads: 8, "num_key_value_heads": 8}
 
 
 class FusedInferAttentionScoreV2(_Fused):
     names = ("npu::npu_fused_infer_attention_score_v2", "npu::npu_fused_infer_attention_score_v2.out")
     query_lens, kv_lens, heads, lse = "actual_seq_qlen", "actual_seq_kvlen", "num_query_heads", "return_softmax_lse"
     key_scales = ("dequant_scale_key", "dequant_scale_value")
+    modes = ("key_quant_mode", "value_quant_mode")
 
     def score(self, c: Call) -> Score:
         unsupported(c.pse_shift, c.dequant_scale_query, c.dequant_offset_key, c.quant_scale_out, c.quant_scale_p)
@@ -485,6 +562,7 @@ class FusedInferAttentionScoreV2(_Fused):
             *(c.dequant_scale_key, c.dequant_scale_value, c.key_quant_mode),
             *(c.num_query_heads, c.num_key_value_heads, c.softmax_scale, c.pre_tokens, c.next_tokens),
             *(c.input_layout, c.sparse_mode, c.block_size, c.return_softmax_lse),
+            value_mode=c.value_quant_mode,
         )
 
     def wrong(self, c: Call) -> Iterator[tuple[str, Changes]]:
