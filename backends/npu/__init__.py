@@ -28,6 +28,7 @@ def probe() -> DeviceInfo | Unavailable:
         return Unavailable(name, f"{npu.name or 'a chip without a name'} is no Ascend NPU")
     features = {
         "NPUs": f"{npu.number}, the first is used",
+        "CANN": npu.cann,
         "torch_npu": package_version("torch_npu"),
         "tested": "never on an NPU: run `localllm selftest --backend npu` first",
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LIBRARY = "libascendcl.so"
 _STARTED_BEFORE = 100002  # ACL_ERROR_REPEAT_INITIALIZE
 _DEVICE_MEMORY = 1  # ACL_HBM_MEM
+_CANN = 0  # ACL_PKG_NAME_CANN
+_VERSION_BYTES = 512  # aclCANNPackageVersion, which begins with the text
 
 
 class DriverFailed(Exception):
@@ -21,6 +23,7 @@ class Npu(NamedTuple):
     number: int  # of NPUs in this machine
     memory: int  # bytes
     free: int  # bytes of free memory
+    cann: str  # the version of CANN; "unknown" before 8.1
 
 
 def first() -> Npu:
@@ -39,9 +42,17 @@ def first() -> Npu:
     try:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         _check(acl.aclrtGetMemInfo(_DEVICE_MEMORY, ctypes.byref(free), ctypes.byref(total)), "no memory of the NPU")
-        return Npu((acl.aclrtGetSocName() or b"").decode(), count.value, total.value, free.value)
+        name = (acl.aclrtGetSocName() or b"").decode()
+        return Npu(name, count.value, total.value, free.value, cann_version(acl))
     finally:
         acl.aclrtResetDevice(0)
+
+
+def cann_version(acl: Any) -> str:
+    """`acl`: CANN's library."""
+    version = ctypes.create_string_buffer(_VERSION_BYTES)
+    has_version = hasattr(acl, "aclsysGetCANNVersion") and not acl.aclsysGetCANNVersion(_CANN, version)
+    return version.value.decode() if has_version else "unknown"
 
 
 def _check(status: int, failure: str) -> None:

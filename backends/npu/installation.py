@@ -8,8 +8,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .. import BackendUnavailable
+
 DEVICES = Path("/dev")
 PACKAGES = ("torch", "torch_npu")
+HINT = "install the release of CANN that torch_npu names for this version, and run its set_env.sh"
 REAL = "Ascend"  # the names of all chips begin with it
 
 
@@ -25,14 +28,15 @@ def _problems(devices: Path) -> Iterator[str]:
     nodes = sorted(devices.glob("davinci[0-9]*"))
     if not nodes:
         yield "the Ascend driver shows no NPU"
-    closed = [str(node) for node in (manager, *nodes[:1]) if not os.access(node, os.R_OK | os.W_OK)]
-    if closed:
-        yield f"no permission for {' and '.join(closed)}: add your user to the driver's group (HwHiAiUser)"
-    count = f"{len(nodes)} Ascend NPU present, but"
+    for group in ([manager], nodes):  # one NPU suffices: ASCEND_RT_VISIBLE_DEVICES selects it
+        if group and not any(os.access(node, os.R_OK | os.W_OK) for node in group):
+            yield f"no permission for {group[0]}: add your user to the driver's group (HwHiAiUser)"
+    count = f"{len(nodes)} Ascend {'NPU is' if len(nodes) == 1 else 'NPUs are'} present, but"
     versions = {name: package_version(name) for name in PACKAGES}
     missing = [name for name, number in versions.items() if not number]
     if missing:
-        yield f"{count} {' and '.join(missing)} not installed: install localllm[npu]"
+        verb = "is" if len(missing) == 1 else "are"
+        yield f"{count} {' and '.join(missing)} {verb} not installed: install localllm[npu]"
     torch, torch_npu = versions.values()
     if torch.split(".")[:2] != torch_npu.split(".")[:2]:
         yield f"{count} torch {torch} and torch_npu {torch_npu} do not match: install the same minor version of both"
@@ -47,12 +51,16 @@ def package_version(package: str) -> str:
 
 @cache
 def start() -> None:
-    """Import torch_npu and select the first NPU. A second call does nothing.
+    """Import torch_npu and select the first NPU. A second call does nothing. Raises BackendUnavailable.
 
     torch_npu.contrib.transfer_to_npu is never imported: it would replace functions of torch.cuda.
     """
-    import torch_npu
+    try:
+        import torch_npu
 
-    torch_npu.npu.set_device(0)
+        torch_npu.npu.set_device(0)
+    except (ImportError, RuntimeError) as error:
+        reason = f"torch_npu {package_version('torch_npu')} does not start: {error}".partition("\n")[0]
+        raise BackendUnavailable(f"backend npu is unavailable: {reason}", {"npu": reason}, HINT) from error
     torch_npu.npu.set_compile_mode(jit_compile=False)  # kernels for all shapes; no compilation for each shape
     torch_npu.npu.config.allow_internal_format = True  # weights in FRACTAL_NZ (formats.py)

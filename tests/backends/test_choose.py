@@ -12,14 +12,12 @@ from unittest.mock import Mock
 import pytest
 
 from localllm import backends
-from localllm.backends import cpu, cuda, hip, llamacpp, llamacpp_install, mlx, npu, xpu
+from localllm.backends import cpu, cuda, hip, llamacpp, llamacpp_install, mlx, xpu
 from localllm.backends import machine as machine_of_cpu
 from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
 from localllm.backends.llamacpp import library
 from localllm.backends.llamacpp.library import BuildDevice
-from localllm.backends.npu import installation
-from localllm.backends.npu.driver import Npu
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
 from localllm.kernels.compiled.library import LibraryMissing
@@ -169,36 +167,6 @@ def test_intel_gpus_are_counted_by_vendor(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / node / "device").mkdir(parents=True)
         (tmp_path / node / "device" / "vendor").write_text(f"{vendor}\n")
     assert reason(xpu.probe()).startswith("1 Intel GPU present")
-
-
-def test_npus_need_driver_device_packages_and_cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"torch": "2.13.0+cpu"}
-    monkeypatch.setattr(installation, "DEVICES", tmp_path)
-    monkeypatch.setattr(installation, "package_version", lambda name: versions.get(name, ""))
-    assert "no Ascend driver" in reason(npu.probe())
-    (tmp_path / "davinci_manager").touch()
-    assert "shows no NPU" in reason(npu.probe())
-    (tmp_path / "davinci0").touch()
-    monkeypatch.setattr("os.access", lambda path, mode: "davinci0" not in str(path))
-    assert reason(npu.probe()).startswith(f"no permission for {tmp_path / 'davinci0'}: add your user to")
-    monkeypatch.setattr("os.access", lambda path, mode: True)
-    assert reason(npu.probe()).startswith("1 Ascend NPU present, but torch_npu not installed")
-    versions["torch_npu"] = "2.12.1"
-    assert "torch 2.13.0+cpu and torch_npu 2.12.1 do not match" in reason(npu.probe())
-    versions["torch_npu"] = "2.13.0"
-    assert reason(npu.probe()).startswith("CANN is missing: install it, and run its set_env.sh")
-
-
-@pytest.mark.parametrize(("name", "is_used"), [("Ascend910B2", True), ("host memory", False)])
-def test_only_ascend_chips_are_npus(name: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npu, "problem", str)
-    monkeypatch.setattr(npu, "first", lambda: Npu(name, 2, 2**36, 2**35))
-    device = npu.probe()
-    if is_used:
-        assert isinstance(device, DeviceInfo)
-        assert (device.name, device.memory, device.free) == (name, 2**36, 2**35)
-    else:
-        assert reason(device) == "host memory is no Ascend NPU"
 
 
 def test_mlx_is_for_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:

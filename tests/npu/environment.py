@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,13 +29,21 @@ VERSION = "2.13.0"  # of torch_npu, for the torch of the Makefile
 NAMES = "ascendcl hccl acl_op_compiler ge_runner graph acl_tdt_channel atb".split()
 
 
+def is_installed() -> bool:
+    return (SITE / f"torch_npu-{VERSION}.dist-info").exists()
+
+
 def install() -> None:
     """Install torch_npu and PyYAML. pip finds them in its cache without a network."""
-    if (SITE / f"torch_npu-{VERSION}.dist-info").exists():
+    if is_installed():
         return
     print(f"Installing torch_npu {VERSION} into {SITE.relative_to(ROOT)}.", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "--target", str(SITE), f"torch_npu=={VERSION}", "pyyaml"], check=True, stdout=sys.stderr)
+    new = SITE.with_name("site.new")  # an interrupted installation leaves no SITE
+    shutil.rmtree(new, ignore_errors=True)
+    subprocess.run([*command, "--target", str(new), f"torch_npu=={VERSION}", "pyyaml"], check=True, stdout=sys.stderr)
+    shutil.rmtree(SITE, ignore_errors=True)
+    new.rename(SITE)
 
 
 def _symbols(library: Path, *options: str) -> set[str]:
@@ -104,6 +114,7 @@ def variables() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process without a traceback
     install()
     compile_libraries()
     for name, value in variables().items():

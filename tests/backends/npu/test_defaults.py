@@ -16,8 +16,8 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 from localllm.kernels.ops import Ops
 
-from . import canary
-from .tape import Tape
+from .. import canary
+from ..tape import Tape
 
 GIB = 2**30
 
