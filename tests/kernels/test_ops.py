@@ -232,7 +232,7 @@ def naive_attention(
     attend: Attend,
 ) -> torch.Tensor:
     """Attention for one query of one head at a time."""
-    key_pages, value_pages, scale, window, soft_cap, sinks = attend
+    key_pages, value_pages, scale, window, soft_cap, sinks, _ = attend
     out, token = torch.empty_like(query), 0
     share = query.shape[1] // key_pages.shape[2]
     size = key_pages.shape[1]
