@@ -6,7 +6,7 @@ each is tested before a model uses it. A defect is a warning: the model is loade
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -16,7 +16,7 @@ import torch
 
 from ...engine.errors import OutOfMemory
 from ...kernels.ops import Ops
-from ...kernels.ops.register import Capability, Implementation, KernelSet, dotted
+from ...kernels.ops.register import Implementation, KernelSet, dotted
 from .device import Device
 from .selftest import find_defect
 
@@ -83,48 +83,44 @@ def with_plugins(
 def with_tested_plugins(device: Device, dtype: torch.dtype) -> Device:
     """`device` with the implementations of plug-ins that are right on it, for models of `dtype`. Its warnings name the
     others."""
-    names = [one.name for one in device.kernels]
-    tested = [_tested(plugin, device, dtype, names) for plugin in plugins()]
-    ops, kernels = with_plugins(device.ops, device.kernels, device.name, tested)
-    used = dict(ops)
-    hidden = [
-        f"plug-in {plugin.name}: {one.op} is not used: another plug-in has it, or a fused op that contains it"
-        for plugin in tested
-        for one in plugin.implementations
-        if one.device == device.name and used[one.op] is not one.function
-    ]
-    defects = [f"plug-in {plugin.name}: {defect}" for plugin in tested for defect in plugin.defects]
-    return replace(device, ops=ops, kernels=kernels, warnings=(*device.warnings, *defects, *hidden))
+    own_names = [one.name for one in device.kernels]
+    number = dotted(device.capability) or "no such number"
 
-
-def _tested(plugin: Plugin, device: Device, dtype: torch.dtype, names: Sequence[str]) -> Plugin:
-    """The plug-in with its right implementations on the device. `names`: of the device's own sets."""
-    own = tuple(one for one in plugin.implementations if one.device == device.name)
-    defects = {
-        one: _missing(one.capability, device.capability) or _failure(one, own, device.type, dtype) for one in own
-    }
-    if plugin.name in names:
-        defects = dict.fromkeys(own, f"has the name of the kernels {plugin.name} of {device.name}")
-    reasons = [f"{one.op} is not used: it {defect}" for one, defect in defects.items() if defect]
-    right = tuple(one for one, defect in defects.items() if not defect)
-    return replace(plugin, implementations=right, defects=(*plugin.defects, *reasons))
-
-
-def _missing(required: Capability, capability: Capability) -> str:
-    if required <= capability:
+    def unsupported(plugin: Plugin, one: Implementation) -> str:
+        if plugin.name in own_names:
+            return f"has the name of kernels of {device.name}"
+        if not one.capability <= device.capability:
+            return f"needs capability {dotted(one.capability)}, and this device has {number}"
         return ""
-    return f"needs capability {dotted(required)}, and this device has {dotted(capability) or 'no such number'}"
+
+    def wrong(_: Plugin, one: Implementation) -> str:
+        try:
+            return find_defect(one.op, plugged, device.type, dtype)
+        except OutOfMemory as error:
+            return str(error)
+
+    def hidden(_: Plugin, one: Implementation) -> str:
+        return "" if used[one.op] is one.function else "is replaced by another plug-in, or by a fused op of one"
+
+    supported = [_checked(plugin, device, unsupported) for plugin in plugins()]
+    plugged, _ = with_plugins(device.ops, device.kernels, device.name, supported)
+    right = [_checked(plugin, device, wrong) for plugin in supported]
+    ops, kernels = with_plugins(device.ops, device.kernels, device.name, right)
+    used = dict(ops)
+    final = [_checked(plugin, device, hidden) for plugin in right]
+    warnings = [f"plug-in {plugin.name}: {defect}" for plugin in final for defect in plugin.defects]
+    return replace(device, ops=ops, kernels=kernels, warnings=(*device.warnings, *warnings))
 
 
-@cache
-def _failure(one: Implementation, own: tuple[Implementation, ...], device: str, dtype: torch.dtype) -> str:
-    """The defect in the test cases of its op, empty if there is none. `own`: all ops of the plug-in: one may pack the
-    weights of another."""
-    ops = Ops().with_ops_of(_as_ops(own), [each.op for each in own])
-    try:
-        return find_defect(one.op, ops, device, dtype)
-    except OutOfMemory as error:
-        return str(error)
+def _checked(plugin: Plugin, device: Device, check: Callable[[Plugin, Implementation], str]) -> Plugin:
+    """The plug-in with its implementations on the device that have no defect; its defects name the others."""
+    defects = {one: check(plugin, one) for one in plugin.implementations if one.device == device.name}
+    more = [f"{one.op} is not used: it {defect}" for one, defect in defects.items() if defect]
+    return replace(
+        plugin,
+        implementations=tuple(one for one, defect in defects.items() if not defect),
+        defects=(*plugin.defects, *more),
+    )
 
 
 def _as_ops(own: Sequence[Implementation]) -> Ops:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from localllm.app.doctor import examine_ops
 from localllm.backends.cpu.device import DEVICE
@@ -101,8 +100,9 @@ CHANGES = {
         ", add_rms_norm)", ", add_rms_norm, (9, 0))"
     ): "norm.add_rms is not used: it needs capability 9.0, and this device has no such number",
     RIGHT.replace("weight, eps, offset)\n", "2 * weight, eps, offset)\n"): "norm.add_rms is not used: it is off by",
-    RIGHT.replace("return reference", "raise RuntimeError('no GPU')\n    reference"): "norm.add_rms is not used: it "
-    "fails: RuntimeError: no GPU",
+    RIGHT.replace(
+        "return reference", "raise RuntimeError('no GPU')\n    reference"
+    ): "norm.add_rms is not used: it fails: RuntimeError: no GPU",
 }
 
 
@@ -125,21 +125,24 @@ def test_first_of_two_plugins_is_used(site: Path, tmp_path: Path) -> None:
     used, cpp = set(runner.spec.warnings) - set(DEVICE.warnings)
     if "zeta" not in used:
         used, cpp = cpp, used
-    assert used.startswith("plug-in zeta: norm.add_rms is not used: another plug-in has it")
-    assert cpp == "plug-in cpp: norm.add_rms is not used: it has the name of the kernels cpp of cpu"
+    assert used.startswith("plug-in zeta: norm.add_rms is not used: it is replaced by another plug-in")
+    assert cpp == "plug-in cpp: norm.add_rms is not used: it has the name of kernels of cpu"
 
 
-def test_plugins_are_tested_once(site: Path) -> None:
-    install(site, "acme", RIGHT)
-    (plugin,) = plugins()
-    from localllm.backends.pytorch.plugins import with_tested_plugins
+def test_wrong_op_of_a_plugin_leaves_its_other_ops(site: Path, tmp_path: Path) -> None:
+    """No fused op of the device computes the norms then."""
+    source = RIGHT.replace(
+        "OPS = [",
+        """def rms_norm(x, weight, eps, offset=0.0):
+    return x
 
-    module = sys.modules["acme_ops"]
-    with_tested_plugins(DEVICE, torch.float32)
-    calls = len(module.calls)
-    with_tested_plugins(DEVICE, torch.float32)
-    assert calls == len(module.calls) > 0
-    assert plugin.package == "acme-ops 1.5"
+OPS = [Implementation("norm.rms", "cpu", rms_norm), """,
+    )
+    install(site, "acme", source)
+    ops = opened(tmp_path).device.ops
+    assert ops.norm.add_rms is sys.modules["acme_ops"].add_rms_norm
+    assert ops.norm.rms is DEVICE.ops.norm.rms
+    assert ops.layer.decoder.__module__ == "localllm.kernels.ops.layer"
 
 
 def test_doctor_lists_plugins(site: Path) -> None:
