@@ -54,11 +54,23 @@ def test_self_test_accepts_all_kernels(tmp_path: Path, dtype: Any) -> None:
     assert results[0] == results[1], "the second start writes no results"
 
 
-def test_flashinfer_equals_the_built_in_attention() -> None:
+def with_attention(name: str) -> LoadOptions:
+    """Options with a third-party attention, or with the attention of a set of kernels."""
+    from localllm.backends.cuda.ops import KERNELS
+
+    if name == "flashinfer":
+        pytest.importorskip("flashinfer")
+        return replace(OFF, attention=name)
+    if name not in {one.name for one in KERNELS}:
+        pytest.skip(f"this machine has no kernels {name}")
+    return replace(OFF, ops=(f"attention.paged={name}",))
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "cpp", "triton", "reference"])
+def test_attentions_have_equal_logits(name: str) -> None:
     """Full prompts, chunks and single tokens, in one step and in several steps."""
-    pytest.importorskip("flashinfer")
     files = read_model(paths.guide_dir())
-    built_in, flashinfer = (cuda.open(files, replace(OFF, attention=name)) for name in ("ours", "flashinfer"))
+    built_in, chosen = cuda.open(files, OFF), cuda.open(files, with_attention(name))
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(3, files.config.vocab_size, (3, 150), generator=generator).tolist()
     pages = [range(1 + row * 16, 17 + row * 16) for row in range(3)]
@@ -73,7 +85,7 @@ def test_flashinfer_equals_the_built_in_attention() -> None:
         [Row(prompts[0][102:103], 102, pages[0])],
     ]
     for rows in steps:
-        one, other = logits_of(built_in, rows), logits_of(flashinfer, rows)
+        one, other = logits_of(built_in, rows), logits_of(chosen, rows)
         assert (one - other).abs().max() <= 2e-2 * one.abs().max()
         assert one.isfinite().all()
 

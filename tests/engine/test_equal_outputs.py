@@ -202,7 +202,7 @@ def test_chunks_of_any_size(max_tokens: int, overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64, 128])
 def test_pages_of_any_size(page_size: int, overlap: bool) -> None:
     spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(page_size, 300 // page_size),))
     deltas, _ = serve(spec, requests_of(4, 12), page_size)
