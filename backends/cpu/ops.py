@@ -10,6 +10,7 @@ from ...kernels.cpu.lora import products as lora
 from ...kernels.cpu.moe import experts
 from ...kernels.cpu.products import linear
 from ...kernels.cpu.sampling import draw
+from ...kernels.cpu.state import conv, gated_norm, scan
 from ...kernels.cpu.step import layer, stack
 from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attention
@@ -19,6 +20,7 @@ from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
 from ...kernels.ops.moe import Moe
 from ...kernels.ops.sampling import Sampling
+from ...kernels.ops.state import State
 
 OPS = Ops(
     norm=NORM,
@@ -40,6 +42,13 @@ OPS = Ops(
     attention=Attention(paged=paged.paged_attention, latent=paged.latent_attention),
     # No kernels for biases and penalties: they change only a few tokens of a row.
     sampling=Sampling(mask=draw.mask, greedy=draw.greedy, draw=draw.draw, logprobs=draw.logprobs),
+    state=State(
+        conv=conv.conv,
+        short_conv=conv.short_conv,
+        gated_delta=scan.gated_delta,
+        ssd=scan.ssd,
+        gated_norm=gated_norm.gated_norm,
+    ),
     layer=Layer(
         decoder=layer.decoder, prepare=layer.prepare, decoders=stack.decoders, prepare_stack=stack.prepare_stack
     ),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import cpu  # noqa: F401  loads the library
 from ..ops.attention import Attend, Rows
+from ..ops.state import StateRows
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # values of the enum Activation in cpu/kernels.h
@@ -23,6 +24,11 @@ def attention_arguments(rows: Rows, attend: Attend) -> tuple[Any, ...]:
     tables = rows.row_starts, rows.context_lens, rows.page_table
     sinks = None if attend.sinks is None else attend.sinks.float()
     return attend.key_pages, attend.value_pages, *tables, sinks, attend.scale, attend.window, attend.soft_cap
+
+
+def state_arguments(rows: StateRows) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments of rows with states: row_starts, context_lens, slots."""
+    return rows.rows.row_starts, rows.rows.context_lens, rows.slots
 
 
 def heads_dense(x: Tensor) -> Tensor:

@@ -208,6 +208,57 @@ struct LoraArgs {
   int64_t x_stride, out_stride, a_stride, b_stride;
 };
 
+// The rows of a step and their state slots. kernels/ops/state.py defines them and the next three ops.
+struct StateRows {
+  const int32_t* row_starts;    // [rows + 1]
+  const int32_t* context_lens;  // [rows], including the tokens of this step
+  const int32_t* slots;         // [rows]; -1: no slot
+  int64_t rows;
+};
+
+struct ConvArgs {  // silu of the causal convolution of each channel
+  void* out;           // [tokens, channels] dense
+  const void* x;       // [tokens, channels], or with gates [tokens, 3 * channels]
+  const void* weight;  // [width, channels]
+  const void* bias;    // [channels] of the weight's type, or null
+  Type type, weight_type;
+  float* states;  // [slots, width - 1, channels]
+  StateRows rows;
+  int64_t channels, width, x_stride;
+  bool gated;  // x is b, c and y: c * convolution of b * y, without silu
+};
+
+// Gated DeltaNet, or without `beta` the scan of Mamba2.
+struct ScanArgs {
+  void* out;      // [tokens, heads, value_dim] dense
+  const void* x;  // [tokens, …]; each token has queries [key_heads, key_dim], keys and values [heads, value_dim]
+  int64_t query, key, value;  // their first elements in a token
+  const void* step;           // [tokens, heads]
+  const void* beta;           // [tokens, heads] or null
+  Type type;
+  const float* rates;    // [heads]
+  const float* dt_bias;  // [heads]
+  const float* skip;     // [heads] or null
+  float dt_min, dt_max;
+  float* states;  // [slots, heads, key_dim, value_dim]
+  StateRows rows;
+  int64_t heads, key_heads, key_dim, value_dim, stride, step_stride, beta_stride;
+};
+
+enum class GateOrder : int { norm_gate = 0, gate_norm = 1 };
+
+struct GatedNormArgs {
+  void* out;  // [tokens, groups, dim] dense
+  const void* x;
+  const void* gate;
+  const void* weight;  // [groups, dim], or [dim] if the groups share it
+  Type type, weight_type;
+  int64_t tokens, groups, dim, x_stride, gate_stride;
+  float eps;
+  GateOrder order;
+  bool shared_weight;
+};
+
 struct GreedyArgs {  // the token with the largest logit; the smallest id if several logits are equal
   int64_t* tokens;
   const float* logits;
@@ -267,6 +318,9 @@ struct Variant {
   void (*lora_shrink)(const LoraArgs&, const Worker&);   // writes `inner`
   void (*lora_look_up)(const LoraArgs&, const Worker&);  // writes `inner` for an embedding
   void (*lora_expand)(const LoraArgs&, const Worker&);   // reads `inner` of all workers
+  void (*causal_conv)(const ConvArgs&, const Worker&);
+  void (*scan)(const ScanArgs&, const Worker&);
+  void (*gated_norm)(const GatedNormArgs&, const Worker&);
   void (*greedy)(const GreedyArgs&, const Worker&);
   size_t (*greedy_shared)(const GreedyArgs&, int workers);
   void (*draw)(const DrawArgs&, const Worker&);

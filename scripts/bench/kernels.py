@@ -36,7 +36,9 @@ def main() -> None:
     arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     arguments.add_argument("--experts", choices=SHAPES, default="moe-1b", help="the mixture of experts of family moe")
-    arguments.add_argument("--families", type=words, help="linear, moe, attention, latent, elements, lora, sampling")
+    arguments.add_argument(
+        "--families", type=words, help="linear, moe, attention, latent, elements, lora, sampling, state"
+    )
     arguments.add_argument("--formats", type=words, default=list(FORMATS))
     arguments.add_argument("--rows", type=numbers, default=[1, 16, 128, 512])
     arguments.add_argument(

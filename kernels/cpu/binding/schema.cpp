@@ -35,6 +35,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "Tensor order, Tensor starts, Tensor tile_slots) -> ()",
            "lora_embedding(Tensor(a!) out, Tensor tokens, Tensor lora_a, Tensor lora_b, int[] widths, Tensor scales, "
            "Tensor order, Tensor starts, Tensor tile_slots) -> ()",
+           "causal_conv(Tensor(a!) out, Tensor x, Tensor row_starts, Tensor context_lens, Tensor slots, Tensor weight, "
+           "Tensor? bias, Tensor(b!) states, bool gated) -> ()",
+           "gated_delta(Tensor(a!) out, Tensor qkv, Tensor a, Tensor b, Tensor row_starts, Tensor context_lens, "
+           "Tensor slots, Tensor rates, Tensor dt_bias, Tensor(b!) states) -> ()",
+           "ssd(Tensor(a!) out, Tensor x, Tensor dt, Tensor row_starts, Tensor context_lens, Tensor slots, "
+           "Tensor rates, Tensor dt_bias, Tensor skip, float dt_min, float dt_max, Tensor(b!) states) -> ()",
+           "gated_norm(Tensor(a!) out, Tensor x, Tensor gate, Tensor weight, float eps, int order) -> ()",
            "greedy(Tensor(a!) tokens, Tensor logits) -> ()",
            "draw(Tensor(a!) tokens, Tensor logits, Tensor temperature, Tensor seed_low, Tensor seed_high, "
            "Tensor position, Tensor? top_k, Tensor? top_p, Tensor? min_p) -> ()",

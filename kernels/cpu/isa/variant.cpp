@@ -30,6 +30,9 @@ void embedding(const EmbeddingArgs&, const Worker&);
 void lora_shrink(const LoraArgs&, const Worker&);
 void lora_look_up(const LoraArgs&, const Worker&);
 void lora_expand(const LoraArgs&, const Worker&);
+void causal_conv(const ConvArgs&, const Worker&);
+void scan(const ScanArgs&, const Worker&);
+void gated_norm(const GatedNormArgs&, const Worker&);
 void greedy(const GreedyArgs&, const Worker&);
 size_t greedy_shared(const GreedyArgs&, int workers);
 void draw(const DrawArgs&, const Worker&);
@@ -76,6 +79,9 @@ const Variant table = {
     .lora_shrink = lora_shrink,
     .lora_look_up = lora_look_up,
     .lora_expand = lora_expand,
+    .causal_conv = causal_conv,
+    .scan = scan,
+    .gated_norm = gated_norm,
     .greedy = greedy,
     .greedy_shared = greedy_shared,
     .draw = draw,

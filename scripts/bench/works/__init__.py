@@ -12,6 +12,7 @@ from localllm.kernels.ops import Ops
 from .attention import attention, latent
 from .elements import elements, lora, sampling
 from .products import FORMATS, linear, moe
+from .state import state
 from .work import Work
 
 __all__ = ["FORMATS", "REFERENCES", "Work", "families"]
@@ -31,4 +32,5 @@ def families(
         "elements": elements(shape, dtype),
         "lora": lora(shape, dtype),
         "sampling": sampling(shape.vocab),
+        "state": state(dtype),
     }
