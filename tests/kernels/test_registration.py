@@ -181,6 +181,29 @@ def route_with(**changed: Any) -> dict[str, Any]:
     return given | {"groups": 1, "top_groups": 1, "top2": False} | changed
 
 
+def conv_with(**changed: Any) -> dict[str, Any]:
+    """Two rows of 1 and 2 tokens, 6 channels, states in slots 4 and 0 of 5."""
+    given = {"out": F(3, 6), "x": F(3, 6), **STATE_ROWS, "weight": F(4, 6), "bias": None, "states": F(5, 3, 6)}
+    return given | {"gated": False} | changed
+
+
+def delta_with(**changed: Any) -> dict[str, Any]:
+    """The rows of conv_with, 4 heads of [8, 6] with 2 key heads."""
+    given = {"out": F(3, 4, 6), "qkv": F(3, 56), "a": F(3, 4), "b": F(3, 4), **STATE_ROWS}
+    return given | {"rates": F(4), "dt_bias": F(4), "states": F(5, 4, 8, 6)} | changed
+
+
+def ssd_with(**changed: Any) -> dict[str, Any]:
+    given = {"out": F(3, 4, 6), "x": F(3, 56), "dt": F(3, 4), **STATE_ROWS, "rates": F(4), "dt_bias": F(4)}
+    return given | {"skip": F(4), "dt_min": 0.0, "dt_max": 1.0, "states": F(5, 4, 8, 6)} | changed
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+STATE_ROWS = {"row_starts": int32(0, 1, 3), "context_lens": int32(1, 9), "slots": int32(4, 0)}
+
 REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("rms_norm", (F(2, 8), F(2, 8), F(7), 1e-6, 0.0), "rms_norm: weight has shape [7], [8] expected"),
     ("rms_norm", (F(2, 8), F(8, 2).t(), F(8), 1e-6, 0.0), "x of shape [2, 8] has strides [1, 2]"),
@@ -257,6 +280,25 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("mask", (F(2, 33), TOKENS, F(2, 1, dtype=torch.int32)), "mask: words has shape [2, 1], [2, 2] expected"),
     ("mask", (F(2, 33), TOKENS + 2, F(2, 2, dtype=torch.int32)), "mask: rows[0] is 2, 0 to 1 expected"),
     ("logprob", (F(2), F(2), F(2, 7), TOKENS + 7), "logprob: tokens[0] is 7, 0 to 6 expected"),
+    ("causal_conv", conv_with(slots=int32(5, 0)), "causal_conv: slots[0] is 5, -1 (none) to 4 expected"),
+    ("causal_conv", conv_with(slots=int32(-2, 0)), "causal_conv: slots[0] is -2, -1 (none) to 4 expected"),
+    ("causal_conv", conv_with(row_starts=int32(0, 1, 4)), "causal_conv: row_starts goes from 0 to 4, 0 to 3"),
+    ("causal_conv", conv_with(row_starts=int32(0, 4, 3)), "causal_conv: row_starts goes down after row 1"),
+    ("causal_conv", conv_with(weight=F(1, 6)), "causal_conv: weight has 1 rows, at least 2 expected"),
+    ("causal_conv", conv_with(gated=True), "causal_conv: x has shape [3, 6], [any, 18] expected"),
+    ("causal_conv", conv_with(states=F(5, 4, 6)), "causal_conv: states has shape [5, 4, 6], [any, 3, 6] expected"),
+    ("causal_conv", conv_with(states=F(5, 3, 6).half()), "causal_conv: states is float16, float32 expected"),
+    ("causal_conv", conv_with(bias=F(6).half()), "causal_conv: bias and weight are of different types"),
+    ("gated_delta", delta_with(qkv=F(3, 55)), "gated_delta: x has 55 columns, which are no queries, keys and values"),
+    ("gated_delta", delta_with(qkv=F(3, 72)), "gated_delta: x has 72 columns, which are no queries, keys and values"),
+    ("gated_delta", delta_with(a=F(3, 4).half()), "gated_delta: a and x are of different types"),
+    ("gated_delta", delta_with(slots=int32(0, 5)), "gated_delta: slots[1] is 5, -1 (none) to 4 expected"),
+    ("gated_delta", delta_with(rates=F(3)), "gated_delta: rates has shape [3], [4] expected"),
+    ("ssd", ssd_with(x=F(3, 24)), "ssd: x has 24 columns, which are no queries, keys and values for the 4 heads"),
+    ("ssd", ssd_with(skip=F(4).half()), "ssd: skip is float16, float32 expected"),
+    ("ssd", ssd_with(out=F(3, 4, 6).half()), "ssd: out and x are of different types"),
+    ("gated_norm", (F(2, 3, 4), F(2, 3, 4), F(2, 3, 4), F(5), 1e-6, 0), "gated_norm: weight has shape [5], [4] expect"),
+    ("gated_norm", (F(2, 3, 4), F(2, 3, 4), F(2, 3, 4), F(4), 1e-6, 2), "gated_norm: order is 2, 0 to 1 expected"),
     ("packed_bytes", (0, -1, 8, 0), "packed_bytes: out_features is -1, 0 to 2147483647 expected"),
     ("use_threads", (-1,), "use_threads: count is -1, 0 to 1024 expected"),
 ]
