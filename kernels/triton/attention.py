@@ -211,17 +211,20 @@ def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) ->
         *(launch.count, chunks),
         *call.options,
         **call.constants(launch, blocks),
-        **merging(lines, launch.queries, blocks.d),
+        **merging(lines, launch.queries, blocks.d, call.device),
         ALONE=launch.count == 1,
         LISTED=launch.tiles is not None,
     )
 
 
-def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
+def merging(lines: int, queries: int, block_d: int, device: Device) -> dict[str, int]:
     """The constants PARTS and STEP of `decode`, which merges STEP lines (query and head) of PARTS partial results at a
     time. PARTS is smaller for tiles with many queries."""
     parts = 16 if queries <= SHORT_QUERIES else 4
-    return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
+    return {
+        "PARTS": parts,
+        "STEP": max(1, min(triton.next_power_of_2(lines), device.target.operands // 2 // parts // block_d)),
+    }
 
 
 def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor, device: Device) -> bool:
@@ -234,12 +237,15 @@ def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor, device: De
 def tiling(group: int, dim: int, dtype: torch.dtype, device: Device, extra: int = 0) -> tuple[int, int] | None:
     """(lines per tile of a long row, maximum of queries of a short row: a short row fits into one tile).
 
-    A line is one query of one head. The shared memory limits both numbers; None if it is too small for a tile of one
-    query.
+    A line is one query of one head. The shared memory limits both numbers, on narrow targets also the registers; None
+    if they are too small for a tile of one query.
     """
 
     def fits(queries: int) -> bool:
-        return shape(queries * group, queries, dim, dtype, device, extra).fits(dtype, device)
+        blocks = shape(queries * group, queries, dim, dtype, device, extra)
+        rows = blocks.m if queries > 1 else 16  # a warp holds the operands of 16 rows at least
+        in_registers = rows * blocks.d * dtype.itemsize <= device.target.operands
+        return blocks.fits(dtype, device) and (in_registers or not device.target.narrow)
 
     short_queries = SHORT_QUERIES
     while short_queries and not fits(short_queries):
@@ -279,7 +285,9 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     query_bytes = m * d * dtype.itemsize if long else 0
     buffers = (device.shared - query_bytes) // resident - 4096
     stages = max(1, min(2, buffers // stage))
-    warps = 8 if device.target.narrow or m >= _large_tile(dim, device) else 4
+    warps = 8 if m >= _large_tile(dim, device) else 4
+    if device.target.narrow:
+        warps = 8 if d * dtype.itemsize <= 256 else 16
     return Blocks(m, n, d, warps, 2 * stages + 1, resident)  # stages include the prefetch of the page table
 
 
@@ -291,8 +299,10 @@ def _latent_shape(lines: int, dim: int, extra: int, dtype: torch.dtype, device: 
     n = max(16, min(64 if device.shared >= LARGE_SHARED else 32, 32768 // (d * dtype.itemsize)))
     if device.target.narrow or (m >= 32 and device.shared < LARGE_SHARED):
         n = 16
-    warps = 8 if device.target.narrow or m >= 32 else 4
     resident = 2 if m == 16 else 1
+    if device.target.narrow:
+        return Blocks(m, n, d, 16, 2, resident, e)
+    warps = 8 if m >= 32 else 4
     blocks = Blocks(m, n, d, warps, 3, resident, e)
     while n > 16 and not blocks.fits(dtype, device):
         n //= 2

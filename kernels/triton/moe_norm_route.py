@@ -106,16 +106,17 @@ def norm_route(
     )
     choice = choice_of(routing, count, correction is not None)
     block_h = triton.next_power_of_2(hidden)
-    overlap = device_properties(x.device).target.overlaps
+    target = device_properties(x.device).target
     norm_route_kernel[(triton.cdiv(count, EXPERTS), tokens)](
         *routed, normed, after, logits, x, stream, weight, router,
         logits if bias is None else bias, logits if correction is None else correction, counters(x.device, COUNTERS),
         eps, offset, routing.scale, hidden, router.stride(0),
-        *choice, bias is not None, EXPERTS, block_h, overlap,
-        num_warps=warps_of(block_h), **overlapping(overlap),
+        *choice, bias is not None, EXPERTS, block_h, target.overlaps,
+        num_warps=warps_of(block_h, target.lanes), **overlapping(target.overlaps),
     )  # fmt: skip
     return Normed(normed, after, routed)
 
 
-def warps_of(block_h: int) -> int:
-    return 4 if block_h <= 4096 else 8
+def warps_of(block_h: int, lanes: int) -> int:
+    """The warps of a program with 128 or 256 threads."""
+    return (128 if block_h <= 4096 else 256) // lanes

@@ -162,10 +162,9 @@ class Choice(NamedTuple):
     block_k: int
     pairs: bool
 
-    @property
-    def warps(self) -> int:
-        """The warps of a program: an expert for each thread."""
-        return max(1, self.block_groups * self.block_size // 32) if self.pairs else 1
+    def warps(self, lanes: int) -> int:
+        """The warps of a program: an expert for each thread, if each warp has this number of lanes."""
+        return max(1, self.block_groups * self.block_size // lanes) if self.pairs else 1
 
 
 def choice_of(routing: Routing, experts: int, has_correction: bool) -> Choice:
@@ -196,11 +195,11 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     chosen = logits.new_empty(tokens, routing.top_k, dtype=torch.int32)
     weights = logits.new_empty(tokens, routing.top_k)
     choice = choice_of(routing, experts, correction is not None)
-    overlap = device_properties(logits.device).target.overlaps
+    target = device_properties(logits.device).target
     if tokens:
         _route[(tokens,)](
             chosen, weights, logits, logits if correction is None else correction, logits.stride(0), routing.scale,
-            *choice, overlap, num_warps=choice.warps, **overlapping(overlap),
+            *choice, target.overlaps, num_warps=choice.warps(target.lanes), **overlapping(target.overlaps),
         )  # fmt: skip
     return Routed(chosen, weights)
 

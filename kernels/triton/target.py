@@ -47,6 +47,7 @@ class Target:
     fp8: torch.dtype | None = None  # the float8 format that the GPU has instructions to convert
     assembly: bool = False  # kernels have inline assembly: nvidia/assembly.py
     in_registers: bool = False  # the operands of products stay in registers, so blocks are small
+    operands: int = 16 << 10  # bytes of operands that the registers of a warp hold
     float_sums: bool = False  # torch.mm has float32 results for 16-bit matrices (its argument out_dtype)
     integer_sums: bool = False  # torch._int_mm has int32 results for int8 matrices
     descriptors: bool = False  # kernels have tensor descriptors: moe_tiles.py
@@ -71,7 +72,7 @@ def _nvidia(arch: Any) -> Target:
     )
 
 
-# AMD GPUs by the start of their names. hipBLASLt has int8 products for gfx9 only; on gfx1200 they end the process.
+# The float8 formats of AMD GPUs, by the start of their names.
 _AMD_FP8 = {"gfx94": torch.float8_e4m3fnuz, "gfx95": torch.float8_e4m3fn, "gfx12": torch.float8_e4m3fn}
 
 
@@ -82,14 +83,15 @@ def _amd(arch: Any) -> Target:
         lanes=64 if is_cdna else 32,
         fp8=_AMD_FP8.get(arch[:5]),
         in_registers=True,
+        operands=8 << 10 if arch.startswith("gfx11") else 16 << 10,  # gfx11: each half of a warp has a copy
         float_sums=torch.__version__ >= "2.10",  # compared as versions; earlier ones refuse them on ROCm
-        integer_sums=is_cdna,
+        integer_sums=is_cdna,  # torch 2.12 on gfx1200: the process ends
     )
 
 
 def _intel(arch: Any) -> Target:
     """`arch`: properties of the device. Kernels with products have the smallest number of lanes, 16 or 8."""
-    return Target(lanes=min(arch["sub_group_sizes"]), in_registers=True)
+    return Target(lanes=min(arch["sub_group_sizes"]), in_registers=True, operands=8 << 10)
 
 
 _TARGETS: Mapping[str, Callable[[Any], Target]] = {"cuda": _nvidia, "hip": _amd, "xpu": _intel}

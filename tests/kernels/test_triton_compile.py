@@ -101,6 +101,9 @@ def attention_builds(target: Target) -> Iterator[Build]:
     yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, prefill)
     yield _attend(device, "fp16-64", fp16, fp16, 4, 0, 64, every, prefill)
     yield _attend(device, "256", bf16, bf16, 2, 0, 256, every, prefill)
+    if attention.tiling(16, 512, bf16, device, 64) is None:
+        assert str(target).startswith("gfx11"), "the reference computes latent attention"
+        return
     yield _attend(device, "latent", bf16, bf16, 16, 1, 512, plain, extra=64)
     yield _attend(device, "latent-several", bf16, bf16, 16, 4, 512, plain, extra=64)
     yield _attend(device, "latent", bf16, bf16, 16, 0, 512, plain, prefill, extra=64)
@@ -137,25 +140,19 @@ def _attend(
     constants = {
         "GROUP": group, "QUERIES": count, "DIM": dim, "PAGE_SIZE": 16, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
         "BLOCK_D": blocks.d, "EXTRA": extra, "BLOCK_E": blocks.e,
-        **attention.merging(count * group, count, blocks.d), "ALONE": False, "LISTED": not queries, "FP8": fp8,
+        **attention.merging(count * group, count, blocks.d, device), "ALONE": False, "LISTED": not queries, "FP8": fp8,
         **options,
     }  # fmt: skip
     expected = blocks.shared(dtype, device)
     return Build(label, kernel, arguments, constants, blocks.warps, blocks.stages, frozenset(strides), expected)
 
 
-# Known: 16 to 32 bytes of a thread beside the loop, on NVIDIA's with Triton 3.7; and AMD's, whose tuning waits for such
-# a device, in shapes that are rare.
+# Known: 16 to 32 bytes of a thread beside the loop, with Triton 3.7.
 SPILLING = {
     *(("sm_80", "prefill", label) for label in ("llama", "fp16-64")),
-    *((target, "decode", "many") for target in ("sm_90", "sm_100")),
+    *((target, "decode", "many") for target in ("sm_90", "sm_100", "gfx1100", "gfx1101", "gfx1151")),
     *(("sm_120", "decode", label) for label in ("llama", "fp32-80", "512")),
     ("sm_120", "prefill", "512"),
-    *(("gfx1100", "decode", label) for label in ("fp8-256", "fp32-80", "many")),
-    *(("gfx1201", "decode", label) for label in ("fp32-80", "many")),
-    *((target, "decode", label) for target in ("gfx1100", "gfx1201") for label in ("latent", "latent-several")),
-    *((target, "prefill", "latent") for target in ("gfx1100", "gfx1201")),
-    *((target, "prefill", "256") for target in ("gfx90a", "gfx1100", "gfx1201")),
 }
 KERNELS: tuple[Callable[[Target], Iterator[Build]], ...] = (attention_builds,)
 AMD = ("llama", "add-rms", "neox", "vocab", "round-rows", "small-batch-int8-4096-i8", "dense-plain-512", "sort")
@@ -199,10 +196,9 @@ def compile_for(target: Target, build: Build) -> Any:
 
 
 def spilled(target: Target, compiled: Any, folder: Path) -> int:
-    """The number of spilled registers, or of their bytes per thread, as the compiled file reports it."""
+    """The bytes of memory per thread for registers, as the compiled file reports them."""
     if target.backend == "hip":
-        # scalars are kept in a vector register's lanes, which costs no memory
-        return int(re.findall(r"\.vgpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])[0])
+        return int(re.findall(r"\.private_segment_fixed_size:\s*(\d+)", compiled.asm["amdgcn"])[0])
     binary = folder / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

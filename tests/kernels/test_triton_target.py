@@ -41,7 +41,7 @@ FLOAT = torch.__version__ >= "2.10"
         ("hip", "gfx90a", {"lanes": 64, "fp8": None, "precision": "ieee", "narrow": False, "integer_sums": True}),
         ("hip", "gfx942", {"lanes": 64, "fp8": torch.float8_e4m3fnuz, "assembly": False, "float_sums": FLOAT}),
         ("hip", "gfx950", {"lanes": 64, "fp8": torch.float8_e4m3fn, "narrow": False}),
-        ("hip", "gfx1100", {"lanes": 32, "fp8": None, "narrow": True, "in_registers": True}),
+        ("hip", "gfx1100", {"lanes": 32, "fp8": None, "operands": 8 << 10, "narrow": True, "in_registers": True}),
         ("hip", "gfx1151", {"lanes": 32, "fp8": None, "narrow": True, "integer_sums": False}),
         ("hip", "gfx1201", {"lanes": 32, "fp8": torch.float8_e4m3fn, "narrow": True, "integer_sums": False}),
         ("xpu", {"sub_group_sizes": [16, 32]}, {"lanes": 16, "precision": "ieee", "assembly": False, "narrow": True}),
