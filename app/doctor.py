@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -21,6 +21,9 @@ from . import paths
 from .errors import ConfigError, NoBackend
 from .store.local import snapshots
 from .version import VERSION
+
+if TYPE_CHECKING:
+    from ..backends.platforms import Listed
 
 PACKAGES = (
     "torch",
@@ -95,21 +98,11 @@ def examine(backend: str = backends.AUTO) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelsReport:
-    """One set of kernels of a platform, or a plug-in."""
-
-    platform: str
-    name: str  # in LOCALLLM_DEV_OPS
-    capability: str  # the minimum, e.g. 8.0; empty: none
-    ops: int  # number of ops that it implements
-
-
-@dataclass(frozen=True, slots=True)
 class OpsReport:
     """The implementation of each op, by platform."""
 
     ops: dict[str, dict[str, str]]  # op -> platform -> name of the implementation; "-": there is none
-    kernels: list[KernelsReport]
+    kernels: list[Listed]
     plugins: dict[str, list[str]]  # plug-in -> what localllm does not use, with the reasons
     without: list[str]  # backends without an ops table
     choices: list[str]  # LOCALLLM_DEV_OPS
@@ -132,7 +125,7 @@ def examine_ops(choices: tuple[str, ...]) -> OpsReport:
     listed: set[str] = set().union(*names.values())
     return OpsReport(
         names,
-        [KernelsReport(*row) for row in table.kernels()],
+        table.kernels(),
         {f"{plugin.name} ({plugin.package})": list(plugin.defects) for plugin in plugins()},
         [name for name in backends.ORDER if name not in listed],
         list(choices),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..backends.shared_settings import choose_for, without_refused
 from ..engine.engine import Engine
@@ -54,11 +55,13 @@ def trace(name: str, settings: Settings) -> TraceReport:
     shared = shared_settings(settings)
     try:
         files = read_model(ref.path, ref.id)
-        backend = choose_for(settings.backend, files, shared).result.backend
+        chosen = choose_for(settings.backend, files, shared)
+        backend = chosen.result.backend
         _check(backend)
         options = replace(load_options(settings, ref), graphs="off")
-        runner = without_refused(lambda chosen: backend.open(files, chosen), ref.id, options, shared).result
-        return TraceReport(ref.id, backend.name, _answers(runner), list(runner.spec.warnings))
+        loaded = without_refused(partial(backend.open, files), ref.id, options, shared)
+        warnings = [*chosen.warnings, *loaded.warnings, *loaded.result.spec.warnings]
+        return TraceReport(ref.id, backend.name, _answers(loaded.result), warnings)
     except EngineError as error:
         raise app_error(error) or error from error
 

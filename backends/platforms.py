@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..engine.errors import SettingRefused
 from ..kernels.ops import Ops
-from ..kernels.ops.register import REFERENCE, REFERENCES, KernelSet, MultiPlatformOp, Platform, dotted, register
+from ..kernels.ops.register import REFERENCES, KernelSet, MultiPlatformOp, Platform, dotted, register
 from . import ORDER
 from .mlx.ops import OPS as MLX
 from .pytorch.forced import with_forced
@@ -55,6 +56,16 @@ def device_checks(name: str, dtype: str) -> Iterator[ProductResult]:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """A set of kernels in the table."""
+
+    platform: str
+    name: str  # in LOCALLLM_DEV_OPS
+    capability: str  # the minimum, e.g. 8.0; empty: none
+    ops: int  # number of ops that it implements
+
+
+@dataclass(frozen=True, slots=True)
 class Matrix:
     """Each op with its implementations on every platform."""
 
@@ -72,15 +83,15 @@ class Matrix:
             for name, op in self.ops.items()
         }
 
-    def kernels(self) -> Iterator[tuple[str, str, str, int]]:
-        """(platform, set of kernels, minimum capability, number of ops) of each set."""
-        ops = tuple(self.ops.values())
-        for platform in ops[0].forward:
-            sets = dict.fromkeys(one for op in ops for one in op.implementations[platform])
-            for one in sets:
-                own = sum(one in op.implementations[platform] for op in ops)
-                if one.name != REFERENCE:
-                    yield platform, one.name, dotted(one.capability), own
+    def kernels(self) -> list[Listed]:
+        """Every set but the references."""
+        counts = Counter(
+            (platform, one)
+            for op in self.ops.values()
+            for platform, sets in op.implementations.items()
+            for one in sets[:-1]
+        )
+        return [Listed(platform, one.name, dotted(one.capability), ops) for (platform, one), ops in counts.items()]
 
 
 def matrix(

@@ -102,7 +102,7 @@ def _print_ops(report: OpsReport) -> None:
     platforms = list(next(iter(report.ops.values())))
     print_table(("op", *platforms), [[op, *row.values()] for op, row in report.ops.items()])
     click.echo()
-    kernels = [[one.platform, one.name, one.capability, str(one.ops)] for one in report.kernels]
+    kernels = [list(map(str, astuple(one))) for one in report.kernels]
     print_table(("platform", "implementation", "minimum capability", "ops"), kernels)
     for plugin, defects in report.plugins.items():
         _section(f"Plug-in {plugin}", {"not used": "; ".join(defects)} if defects else {})
