@@ -15,7 +15,6 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import RARE, LoadOptions
 from ...engine.runner import Runner
-from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
 from ..pytorch.device import Device
 from ..pytorch.opening import DTYPES, open_runner, plan_memory
@@ -40,7 +39,9 @@ def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
     if options.self_test_dir is not None:
         chip = torch_npu.npu.get_device_name()
         dtype = DTYPES.get(options.dtype, npu.dtype)
-        ops, replacements = self_tested((OPS, Ops()), npu.type, dtype, options.self_test_dir, chip, _versions())
+        ops, replacements = self_tested(
+            tuple(one.ops for one in KERNELS), npu.type, dtype, options.self_test_dir, chip, _versions()
+        )
         npu = replace(npu, ops=ops, warnings=replacements)
     if options.prefetch == "on":
         npu = replace(npu, ops=with_prefetch(npu.ops, npu.streams()))

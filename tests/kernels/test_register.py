@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -27,6 +29,27 @@ def test_register_has_the_implementations_of_every_platform() -> None:
     assert list(ops) == [name for name, _ in Ops()]
     assert usable(kernels, (8, 6)) == kernels
     assert usable(kernels, (7, 5)) == usable(kernels, ()) == (REFERENCES,)
+
+
+WITHOUT_LIBRARY = """
+from localllm.kernels.compiled import library
+
+def missing():
+    raise library.LibraryMissing("not built")
+
+library.find_library = missing
+from localllm.backends.cpu.device import DEVICE
+from localllm.backends.platforms import kernel_sets
+from localllm.kernels.ops import Ops
+
+print([one.name for one in kernel_sets()["cpu"]], DEVICE.ops == Ops(), *DEVICE.warnings)
+"""
+
+
+def test_cpu_without_its_library_has_the_references_and_a_warning() -> None:
+    """Any ISA variant of the library counts, not only AMX: without AMX the C++ kernels are faster than torch too."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LIBRARY], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "['reference'] True the CPU kernels are not used (slower): not built\n", done.stderr
 
 
 @pytest.mark.parametrize("platform", kernel_sets())
