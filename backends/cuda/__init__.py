@@ -64,9 +64,11 @@ def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 def read_bandwidth() -> float | None:
     if triton_problem():
         return None
-    from . import bandwidth
+    import torch
 
-    return bandwidth.read_bandwidth()
+    from ..pytorch.gpu.bandwidth import read_bandwidth, triton_readers
+
+    return read_bandwidth(torch.cuda, triton_readers)
 
 
 def _version(numbers: tuple[int, int]) -> str:

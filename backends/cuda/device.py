@@ -23,13 +23,18 @@ from ...kernels.ops.layer import Layer
 from ...kernels.ops.register import usable
 from ...kernels.triton.problem import triton_problem
 from ..pytorch.device import Device
+from ..pytorch.gpu.memory import GpuMemory
 from ..pytorch.graphs.cuda import CudaRecorder
 from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
-from .memory import METER, free_memory, limit_allocator
 from .ops import KERNELS, LORA_BACKENDS, MISSING, OPS
+
+# Bytes that the driver and libraries take in the first steps: code of kernels, and workspaces of cuBLAS on each stream.
+LIBRARIES = 288 * 2**20
+GRAPH = 192 * 2**10  # bytes that the driver takes for a graph of a few kernels
+MEMORY = GpuMemory(torch.cuda)
 
 
 def _flashinfer(device: Device) -> Device:
@@ -59,7 +64,7 @@ DEVICE = Device(
     pinned=True,
     cache_share=0.85,  # the rest is for adapters, other programs and fragments
     context_share=0.95,
-    meter=METER,
+    meter=MEMORY.meter(LIBRARIES, GRAPH),
     step_tokens=2048,
     row_tokens=None,
     fp8_cache=True,
@@ -92,8 +97,8 @@ def _versions() -> Iterator[str]:
 
 def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
-    limit_allocator()
-    free = free_memory()
+    MEMORY.limit_allocator()
+    free = MEMORY.free()
     warnings = tuple(_missing_kernels())
     device = replace(_device(files), warnings=warnings)
     if options.self_test_dir is not None:
@@ -109,7 +114,7 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
 
 def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model on the first GPU. Raises ModelRefused or SettingRefused."""
-    return plan_memory(files, options, _device(files), free_memory())
+    return plan_memory(files, options, _device(files), MEMORY.free())
 
 
 def _device(files: ModelFiles) -> Device:

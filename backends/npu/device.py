@@ -33,7 +33,7 @@ def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first NPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
     import torch_npu
 
-    from .memory import free_memory
+    from .memory import MEMORY
 
     npu = device(options)
     if options.self_test_dir is not None:
@@ -45,14 +45,14 @@ def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
         npu = replace(npu, ops=ops, warnings=replacements)
     if options.prefetch == "on":
         npu = replace(npu, ops=with_prefetch(npu.ops, npu.streams()))
-    return open_runner(files, options, npu, free_memory())
+    return open_runner(files, options, npu, MEMORY.free())
 
 
 def plan_on_npu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model on the first NPU. Raises ModelRefused or SettingRefused."""
-    from .memory import free_memory
+    from .memory import MEMORY
 
-    return plan_memory(files, options, device(options), free_memory())
+    return plan_memory(files, options, device(options), MEMORY.free())
 
 
 def _versions() -> Iterator[str]:
@@ -73,11 +73,11 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
     """The first NPU, with the defaults for its memory, for one model."""
     import torch_npu
 
-    from .memory import METER, total_memory
+    from .memory import MEMORY, METER
     from .recorder import NpuRecorder
 
     module = torch_npu.npu
-    _, step_tokens, captured_rows = tier(total_memory())
+    _, step_tokens, captured_rows = tier(MEMORY.total())
     return Device(
         "npu",
         "npu",

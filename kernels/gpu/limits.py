@@ -2,7 +2,8 @@
 
 The environment variables LOCALLLM_DEV_CUDA_CAPABILITY (8.6), _SHARED (bytes of shared memory per thread block),
 _PROCESSORS (number of multiprocessors) and _MEMORY (8GiB) set them. All code that queries a property of an NVIDIA GPU
-applies these limits, so this module alone reads the variables. It imports no torch.
+applies these limits, so this module alone reads the variables. It imports no torch. _MEMORY limits the GPUs and NPUs
+of other vendors, too.
 """
 
 from __future__ import annotations

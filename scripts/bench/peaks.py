@@ -105,17 +105,17 @@ class Cuda:
     beyond_caches = 3 * 10**8
 
     def __init__(self) -> None:
-        from localllm.backends.cuda import bandwidth
         from localllm.backends.cuda.ops import OPS
+        from localllm.backends.pytorch.gpu import bandwidth
 
         self.name = torch.cuda.get_device_name()
         self.ops = OPS
         self._bandwidth = bandwidth
         matrices = torch.randn(2, SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
-        self.rates = {"bf16": 2 * SIDE**3 / bandwidth.seconds(lambda: torch.mm(matrices[0], matrices[1]))}
+        self.rates = {"bf16": 2 * SIDE**3 / bandwidth.seconds(torch.cuda, lambda: torch.mm(matrices[0], matrices[1]))}
 
     def read(self) -> float:
-        return self._bandwidth.read_bandwidth(2**31) or 0.0
+        return self._bandwidth.read_bandwidth(torch.cuda, self._bandwidth.triton_readers, 2**31) or 0.0
 
     def timer(self, function: Call, sets: Sets) -> Callable[[], float]:
         for arguments in sets[:2]:
@@ -125,4 +125,4 @@ class Cuda:
         with torch.cuda.graph(graph):
             for arguments in sets:
                 function(**arguments)
-        return lambda: self._bandwidth.seconds(graph.replay) / len(sets)
+        return lambda: self._bandwidth.seconds(torch.cuda, graph.replay) / len(sets)

@@ -15,10 +15,10 @@ import torch
 from localllm.backends import cpu, machine
 from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
-from localllm.backends.cuda import memory
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.cuda.driver import DriverFailed
 from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.gpu import memory
 from localllm.backends.pytorch.memory_plan import capturable_tokens, step_tokens
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
@@ -161,19 +161,20 @@ def test_new_driver_compiler_or_library_repeats_the_self_test(tmp_path: Path, mo
 def test_imitated_memory_limits_the_plan_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     fractions: list[float] = []
     gib = 1 << 30
+    gpu = memory.GpuMemory(torch.cuda)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (130 * gib, 140 * gib))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * gib)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    memory.limit_allocator()
+    gpu.limit_allocator()
     assert fractions == [], "no limit is set"
     monkeypatch.setattr(memory, "gpu_limits", lambda: GpuLimits(memory=24 * gib))
-    memory.limit_allocator()
+    gpu.limit_allocator()
     assert fractions == [(4 + 24 - 10) / 140]
-    assert memory.free_memory() == 14 * gib
+    assert gpu.free() == 14 * gib
     monkeypatch.setattr(memory, "gpu_limits", lambda: GpuLimits(memory=6 * gib))
     with pytest.raises(SettingRefused, match=r"_MEMORY limits the GPU to 6144 MiB, but other programs use 6144 MiB"):
-        memory.limit_allocator()
+        gpu.limit_allocator()
 
 
 def test_library_without_code_for_the_gpu_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from localllm.backends.cuda import read_kernel
-from localllm.backends.cuda.read_kernel import SHAPES, Reader
+from localllm.backends.pytorch.gpu import read_kernel
+from localllm.backends.pytorch.gpu.read_kernel import SHAPES, Reader
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

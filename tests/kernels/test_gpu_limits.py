@@ -19,16 +19,15 @@ QUERY = re.compile(
     r"|cudaMemGetInfo|multi_processor_count|shared_memory_per"
 )
 QUERYING = {
-    "backends/cuda/memory.py",
+    "backends/pytorch/gpu/memory.py",
     "backends/cuda/driver.py",
-    "backends/npu/memory.py",
     "kernels/cuda/device/gpu.h",
     "kernels/gpu/properties.py",
     "kernels/triton/target.py",
     "kernels/triton/nvidia/driver.py",
 }
-# kernels/triton/target.py limits the numbers of kernels/triton/nvidia/driver.py. An NPU has no limits.
-UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/nvidia/driver.py", "backends/npu/memory.py"}
+# kernels/triton/target.py limits the numbers of kernels/triton/nvidia/driver.py.
+UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/nvidia/driver.py"}
 
 
 def test_only_files_that_apply_the_limits_query_a_gpu() -> None:
