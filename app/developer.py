@@ -20,7 +20,11 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "inductor"
     attention: Annotated[
-        str, Meta(description="Attention implementation: auto, ours (built in) or flashinfer (NVIDIA GPUs only).")
+        str,
+        Meta(
+            description="Attention implementation: auto, ours (built in), flashinfer (NVIDIA GPUs only), or ragged, "
+            "pages or fused_v1 (NPUs only)."
+        ),
     ] = "auto"
     lora_backend: Annotated[
         str,
@@ -34,8 +38,8 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     self_test: Annotated[
         Literal["on", "off"],
         Meta(
-            description="Test the GPU kernels once, at the first start (about 10 s). A kernel that fails is replaced "
-            "by a slower implementation."
+            description="Test the kernels of a GPU or NPU once, at the first start (about 10 s). A kernel that fails "
+            "is replaced by a slower implementation."
         ),
     ] = "on"
     streams: Annotated[
@@ -69,6 +73,6 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(
             ge=0,
             description="Seconds after which a step counts as hung, so that its model is restarted. 0: 120 on NVIDIA, "
-            "600 for GGUF models on GPUs, 3600 on CPU, otherwise no limit.",
+            "600 on NPUs and for GGUF models on GPUs, 3600 on CPU, otherwise no limit.",
         ),
     ] = 0.0
