@@ -84,11 +84,16 @@ def _of_torch(name: str, device: Device) -> dict[str, str]:
         "Framework": f"torch, {device.module.__name__}",
         "Attention": ", ".join((*sets["attention.paged"], *device.attentions)),
         "GEMM": ", ".join(sets["linear.dense"]),
-        "KV cache": f"pages of {device.page_size} tokens" + (", also fp8" if device.fp8_cache else ""),
+        "KV cache": f"pages of {device.page_size} tokens{_cache_dtypes(device)}",
         "Quantisation": ", ".join(own) + (f"; references: {', '.join(others)}" if others else ""),
         "Graph": "no" if device.recorder is None else f"yes, {device.graphs}",
         "LoRA": ", ".join(device.lora_backends),
     }
+
+
+def _cache_dtypes(device: Device) -> str:
+    dtypes = [dtype for dtype, has in (("fp8", device.fp8_cache), ("int8", device.int8_cache)) if has]
+    return f", also {' and '.join(dtypes)}" if dtypes else ""
 
 
 def _of_mlx() -> dict[str, str]:

@@ -28,6 +28,9 @@ from .session import loaded_client
 if TYPE_CHECKING:
     from ...backends.pytorch.product_check import ProductResult
 
+Messages = Sequence[dict[str, Any]]
+
+EARLIER = 4  # questions before that of the prefix cache: more tokens than a page of any backend
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
 HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # with HOT, two seeds may give the same answer
 
@@ -109,8 +112,8 @@ def _product_check(result: ProductResult, bandwidth: float | None) -> Check:
     """The check of a product, with its durations as the details. `bandwidth`: bytes per second of the device memory."""
     durations = []
     for rows, seconds in result.seconds.items():
-        share = f" ({result.weight_bytes / seconds / bandwidth:.0%} of the read bandwidth)" if bandwidth else ""
-        durations.append(f"{rows} rows {1000 * seconds:.3f} ms{share}")
+        share = f" ({result.weight_bytes / seconds / bandwidth:.0%} of the bandwidth)" if bandwidth else ""
+        durations.append(f"{rows} {'row' if rows == 1 else 'rows'} {1000 * seconds:.3f} ms{share}")
     return Check(result.title, not result.defect, ", ".join(filter(None, (result.defect, *durations))))
 
 
@@ -127,9 +130,10 @@ def _report(info: LoadedModel) -> Report:
 class _Chat:
     client: Client
 
-    async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
+    async def ask(self, prompt: str, earlier: Messages = (), **parameters: Any) -> tuple[str, Done]:
+        """The answer to a prompt after the messages `earlier`."""
         text = ""
-        messages = [{"role": "user", "content": prompt}]
+        messages = [*earlier, {"role": "user", "content": prompt}]
         async with aclosing(self.client.chat(GUIDE, messages, **parameters)) as events:
             async for event in events:
                 if isinstance(event, TextPiece):
@@ -157,7 +161,7 @@ async def _checks(chat: _Chat) -> AsyncIterator[Check]:
     yield _same("known answers, one by one", texts, answers)
     texts = await chat.texts(prompts, together=True, **greedy)
     yield _same("known answers, in parallel", texts, answers)
-    yield await _prefix(chat, prompts[0], answers[0], greedy)
+    yield await _prefix(chat, prompts[0], answers[0], conversation(entries[1 : 1 + EARLIER]), greedy)
     first = await chat.texts(prompts[:8], together=False, seed=7, **HOT)
     second = await chat.texts(prompts[:8], together=False, seed=7, **HOT)
     yield _same("equal seeds give equal answers", second, first)
@@ -178,8 +182,15 @@ def _same(name: str, answers: list[str], expected: list[str]) -> Check:
     return Check(name, False, f"{len(wrong)} of {len(answers)} differ; {first}")
 
 
-async def _prefix(chat: _Chat, prompt: str, answer: str, greedy: dict[str, Any]) -> Check:
-    text, done = await chat.ask(prompt, **greedy)
+def conversation(entries: Sequence[Mapping[str, str]]) -> Messages:
+    """Known questions with their answers, as messages."""
+    roles = (("user", "prompt"), ("assistant", "answer"))
+    return [{"role": role, "content": entry[key]} for entry in entries for role, key in roles]
+
+
+async def _prefix(chat: _Chat, prompt: str, answer: str, earlier: Messages, greedy: dict[str, Any]) -> Check:
+    await chat.ask(prompt, earlier, **greedy)
+    text, done = await chat.ask(prompt, earlier, **greedy)
     cached = done.usage.cached_tokens
     check = _same("a known answer from the prefix cache", [text], [answer])
     details = f"{cached} of {done.usage.prompt_tokens} tokens reused"

@@ -246,8 +246,8 @@ def test_selftest_reports_a_wrong_answer() -> None:
 
 def test_selftest_reports_a_wrong_answer_from_the_prefix_cache() -> None:
     class Wrong:
-        async def ask(self, prompt: str, **parameters: Any) -> tuple[str, Done]:
+        async def ask(self, prompt: str, earlier: Any, **parameters: Any) -> tuple[str, Done]:
             return "c", Done(finish="stop", usage=Usage(prompt_tokens=9, cached_tokens=8), ttft=0.0, seconds=0.0)
 
-    check = asyncio.run(_prefix(Wrong(), "?", "b", {}))  # type: ignore[arg-type]
+    check = asyncio.run(_prefix(Wrong(), "?", "b", [], {}))  # type: ignore[arg-type]
     assert (check.ok, check.details) == (False, "8 of 9 tokens reused; 1 of 1 differ; the first is 'c', expected 'b'")

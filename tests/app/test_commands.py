@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 from msgspec import structs
+from tokenizers import Tokenizer
 
 from localllm.app import config, paths
 from localllm.app.cli import main
@@ -528,9 +529,20 @@ async def test_selftest_compares_known_answers() -> None:
         selftest._same("n", ["a"], ["a", "b"])
     for reused, text, ok in ((2, "yes", True), (0, "yes", False), (2, "no", False)):
         self_test: Any = selftest._Chat(FakeClient(TextPiece(text), done(cached_tokens=reused)))  # type: ignore[arg-type]
-        check = await selftest._prefix(self_test, "p", "yes", {})
+        check = await selftest._prefix(self_test, "p", "yes", [], {})
         assert check.ok is ok
         assert f"{reused} of 8 tokens reused" in check.details
+
+
+async def test_selftest_asks_for_the_prefix_cache_with_more_tokens_than_a_page() -> None:
+    """An NPU has pages of 128 tokens, and only whole pages are reused."""
+    entries = json.loads((paths.guide_dir() / "answers.json").read_text("utf-8"))
+    client: Any = FakeClient(TextPiece("yes"), done())
+    await selftest._prefix(selftest._Chat(client), "p", "yes", selftest.conversation(entries[1 : 1 + selftest.EARLIER]), {})
+    tokenizer = Tokenizer.from_file(str(paths.guide_dir() / "tokenizer.json"))
+    for request in client.requests:
+        assert sum(len(tokenizer.encode(message["content"]).ids) for message in request[1][:-1]) > 128
+    assert len(client.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -546,13 +558,11 @@ async def test_selftest_checks_an_answer_with_a_schema(text: str, ok: bool) -> N
 def test_selftest_reports_products_with_their_durations() -> None:
     product = ProductResult("linear.int4", "", {1: 0.0000215, 64: 0.001}, weight_bytes=10**7)
     right = selftest._product_check(product, None)
-    assert right.line == "  ok      linear.int4: 1 rows 0.022 ms, 64 rows 1.000 ms"
+    assert right.line == "  ok      linear.int4: 1 row 0.022 ms, 64 rows 1.000 ms"
     shares = selftest._product_check(product, 5e11)
-    assert shares.details == (
-        "1 rows 0.022 ms (93% of the read bandwidth), 64 rows 1.000 ms (2% of the read bandwidth)"
-    )
+    assert shares.details == ("1 row 0.022 ms (93% of the bandwidth), 64 rows 1.000 ms (2% of the bandwidth)")
     wrong = selftest._product_check(ProductResult("linear.int4", "2 rows: returns NaN", {1: 0.001}), None)
-    assert wrong.line == "  FAILED  linear.int4: 2 rows: returns NaN, 1 rows 1.000 ms"
+    assert wrong.line == "  FAILED  linear.int4: 2 rows: returns NaN, 1 row 1.000 ms"
 
 
 @pytest.mark.parametrize("ok", [False, True])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localllm.backends import platforms
 from localllm.backends.pytorch import product_check
-from localllm.backends.pytorch.product_check import ProductResult, run_products
+from localllm.backends.pytorch.product_check import ProductResult, run_ops, run_products
 from localllm.backends.pytorch.selftest import find_defect
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases.linear import CASES, REAL_CASES
@@ -74,6 +74,14 @@ def test_products_and_ops_are_tested_as_in_steps() -> None:
     results(noted)
     find_defect("linear.int8", replace(REFERENCES, linear=replace(REFERENCES.linear, int8=noted)), "cpu", torch.float32)
     assert set(modes) == {True}
+
+
+def test_op_without_cases_is_not_reported() -> None:
+    def packed(*_: Any) -> Any:
+        raise AssertionError
+
+    ops = replace(REFERENCES, linear=replace(REFERENCES.linear, pack_slices=packed))
+    assert list(run_ops(ops, "cpu", torch.float32)) == []
 
 
 def test_every_format_has_real_cases() -> None:
