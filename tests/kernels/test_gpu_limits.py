@@ -21,6 +21,7 @@ QUERY = re.compile(
 QUERYING = {
     "backends/pytorch/gpu/memory.py",
     "backends/cuda/driver.py",
+    "backends/xpu/memory.py",
     "kernels/cuda/device/gpu.h",
     "kernels/gpu/properties.py",
     "kernels/triton/target.py",

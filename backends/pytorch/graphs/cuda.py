@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
-from torch import Tensor
 
 from ....engine.batch import Ints
 from ..device import Captured
@@ -31,13 +28,3 @@ class CudaRecorder(GraphRecorder):
             graph.replay()  # its kernels read the contexts on the device
 
         return replay
-
-    def weak(self, tensor: Tensor) -> Tensor:
-        """See device.Recorder.weak."""
-        internals = cast(Any, torch._C)
-        size = tensor.untyped_storage().nbytes()
-        storage = internals._construct_storage_from_data_pointer(
-            tensor.untyped_storage().data_ptr(), tensor.device, size
-        )
-        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return alias.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

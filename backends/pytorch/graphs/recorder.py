@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from ..device import Captured
@@ -25,7 +26,7 @@ class GraphRecorder:
     """See device.Recorder. All captures share one memory pool. A subclass begins and ends a capture."""
 
     def __init__(self, module: ModuleType) -> None:
-        """`module`: torch.cuda (also for HIP) or torch.npu."""
+        """`module`: torch.cuda (also for HIP), torch.npu or torch.xpu."""
         self._module = module
         self._stream = capture_stream(module, module.current_device())
         self._pool = module.graph_pool_handle()
@@ -33,7 +34,7 @@ class GraphRecorder:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        self._module.synchronize()
+        self._wait()
         was_enabled = gc.isenabled()
         gc.disable()  # a tensor that is collected during a capture would free its memory outside of the capture
         try:
@@ -55,7 +56,11 @@ class GraphRecorder:
                 self.end()  # a capture must end on the stream where it began
         self._pool = self._module.graph_pool_handle()
         with suppress(RuntimeError):
-            self._module.synchronize()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the work of the device."""
+        self._module.synchronize()
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -65,3 +70,13 @@ class GraphRecorder:
 
     def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         return function(*inputs)
+
+    def weak(self, tensor: Tensor) -> Tensor:
+        """See device.Recorder.weak."""
+        internals = cast(Any, torch._C)
+        size = tensor.untyped_storage().nbytes()
+        storage = internals._construct_storage_from_data_pointer(
+            tensor.untyped_storage().data_ptr(), tensor.device, size
+        )
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return alias.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

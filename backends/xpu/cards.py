@@ -1,0 +1,94 @@
+"""The Intel GPUs that Linux lists, from sysfs. Starts no driver and imports no tensor library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+INTEL = "0x8086"
+DISPLAY = "0x03"  # PCI class of display controllers
+INTEGRATED = "0000:00:02.0"  # PCI address of the GPU in a processor
+APERTURE = 2**28  # bytes of the memory region of a GPU if the firmware has no resizable BAR
+
+
+class Family(NamedTuple):
+    """GPUs whose PCI device IDs have the same high byte."""
+
+    title: str
+    linux: tuple[int, int] = (0, 0)  # the first version whose driver takes them; (0, 0): unknown
+
+
+# High byte of the device ID -> GPUs for which torch's XPU wheels have kernels.
+FAMILIES: Mapping[int, Family] = {
+    0x0B: Family("Data Center GPU Max"),
+    0x56: Family("Arc A-series", (6, 2)),
+    0x64: Family("Lunar Lake graphics", (6, 12)),
+    0x7D: Family("Meteor Lake or Arrow Lake graphics", (6, 7)),
+    0xB0: Family("Panther Lake graphics"),
+    0xE2: Family("Arc B-series", (6, 12)),
+}
+
+# Device ID -> GiB of memory, of the GPUs whose memory is smaller than its region, whose size is a power of two:
+# A730M, A380, B580, B570 and Pro B60.
+MEMORY: Mapping[int, int] = {0x5691: 12, 0x56A5: 6, 0xE20B: 12, 0xE20C: 10, 0xE211: 24}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU, by its folder in sysfs. The name of the folder is the PCI address."""
+
+    folder: Path
+
+    @property
+    def is_integrated(self) -> bool:
+        return self.folder.name == INTEGRATED
+
+    @property
+    def device(self) -> int:
+        """The PCI device ID."""
+        return int(text(self.folder / "device") or "0", 16)
+
+    @property
+    def family(self) -> Family | None:
+        """None: torch has no kernels for this GPU."""
+        return FAMILIES.get(self.device >> 8)
+
+    @property
+    def title(self) -> str:
+        return f"Intel {self.family.title if self.family else 'graphics'} ({self.device:04x})"
+
+    @property
+    def driver(self) -> str:
+        """The driver of Linux: i915, xe, or another one, such as vfio-pci; empty: none."""
+        link = self.folder / "driver"
+        return link.resolve().name if link.exists() else ""
+
+    @property
+    def node(self) -> str:
+        """The name of the render node in /dev/dri; empty: none."""
+        return next((node.name for node in sorted(self.folder.glob("drm/renderD*"))), "")
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its own memory; 0: unknown, because the firmware has no resizable BAR."""
+        regions = text(self.folder / "resource").splitlines()
+        start, end, _ = (int(word, 16) for word in regions[2].split())
+        size = end - start + 1
+        return min(size, MEMORY.get(self.device, size) * 2**30) if size > APERTURE else 0
+
+
+def cards(sysfs: Path) -> list[Card]:
+    """The Intel GPUs in the order of their driver: those with their own memory first."""
+    folders = sorted((sysfs / "bus" / "pci" / "devices").glob("*"))
+    gpus = (Card(folder) for folder in folders if text(folder / "class").startswith(DISPLAY))
+    return sorted((gpu for gpu in gpus if text(gpu.folder / "vendor") == INTEL), key=lambda gpu: gpu.is_integrated)
+
+
+def text(file: Path) -> str:
+    """The contents of a file of sysfs; empty if it cannot be read."""
+    try:
+        return file.read_text("ascii", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,88 @@
+"""An Intel GPU as a torch device."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from ...engine.files.model_files import ModelFiles
+from ...engine.memory_plan import MemoryPlan
+from ...engine.options import LoadOptions, check_supported
+from ...engine.runner import Runner
+from ..pytorch.device import Device
+from ..pytorch.opening import DTYPES, open_runner, plan_memory
+from ..pytorch.selftest import self_tested
+from .installation import triton_problem
+from .memory import MEMORY, METER, driver_version
+from .ops import KERNELS, LORA_BACKENDS, OPS
+from .recorder import XpuRecorder
+
+DEVICE = Device(
+    "xpu",
+    "xpu",
+    torch.xpu,
+    OPS,
+    dtype=torch.bfloat16,
+    kernels=KERNELS,
+    overlap=True,
+    pinned=True,
+    cache_share=0.85,
+    context_share=0.95,
+    meter=METER,
+    row_tokens=None,
+    recorder=XpuRecorder,
+    graphs="off",
+    lora_backends=LORA_BACKENDS,
+    # No second stream: a SYCL graph has the commands of one queue, and only graphs use a second stream.
+    step_seconds=600.0,  # a first step may compile kernels
+)
+GRAPHS = ("auto", "off", "full")  # the values of the option `graphs`: torch cannot capture prefill steps yet
+
+
+def open_on_xpu(files: ModelFiles, options: LoadOptions) -> Runner:
+    """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
+    MEMORY.limit_allocator()
+    device = device_for(files, options)
+    warnings = tuple(filter(None, [_slower()]))
+    if options.self_test_dir is not None:
+        gpu = torch.xpu.get_device_name()
+        dtype = DTYPES.get(options.dtype, device.dtype)
+        candidates = tuple(one.ops for one in device.kernels)
+        ops, replacements = self_tested(candidates, device.type, dtype, options.self_test_dir, gpu, _versions())
+        device = replace(device, ops=ops)
+        warnings += replacements
+    return open_runner(files, options, replace(device, warnings=warnings), MEMORY.free())
+
+
+def plan_on_xpu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    """The memory of a model on the first GPU. Raises ModelRefused or SettingRefused."""
+    return plan_memory(files, options, device_for(files, options), MEMORY.free())
+
+
+def device_for(files: ModelFiles, options: LoadOptions) -> Device:
+    """DEVICE with the dtype of activations. Models with float32 weights are small, or need the precision. Raises
+    SettingRefused."""
+    check_supported(options, {"graphs": GRAPHS}, DEVICE.name)
+    is_wide = files.config.dtype == "float32" or not torch.xpu.is_bf16_supported()
+    return replace(DEVICE, dtype=torch.float32) if is_wide else DEVICE
+
+
+def _slower() -> str:
+    problem = triton_problem()
+    return f"the Triton kernels are not used (slower): {problem}" if problem else ""
+
+
+def _versions() -> Iterator[str]:
+    """What the verdicts of the self-test depend on, besides torch and the GPU: the driver, Triton and these sources."""
+    yield platform.release()
+    yield driver_version()
+    if not triton_problem():
+        yield version("triton")
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        yield hashlib.sha256(file.read_bytes()).hexdigest()
