@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
@@ -33,8 +32,8 @@ def with_stand_ins() -> None:
     problem.triton_problem = lambda: ""  # type: ignore[assignment]
     torch.ops.localllm = MagicMock()
     torch.library.register_fake = MagicMock()
-    npu = ModuleType("torch_npu.npu")
-    vars(npu)["mem_get_info"] = lambda: (0, 2**36)
+    npu = MagicMock(__name__="torch_npu.npu")
+    npu.mem_get_info.return_value = 0, 2**36
     sys.modules["torch_npu"] = MagicMock(npu=npu)
 
 
