@@ -95,6 +95,7 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
         row_tokens=None,
         latent_parts=True,
         int8_cache=True,
+        static_inputs=True,
         recorder=NpuRecorder,
         captured_rows=captured_rows,
         max_graphs=MAX_GRAPHS,

@@ -41,6 +41,10 @@ class Int8Columns(NamedTuple):
     data: Tensor  # [..., in_features, out_features] int8
     scale: Tensor  # [..., out_features] float32
     blocks: int = 1
+    # Of static scales: [..., 2, out_features] bfloat16, 1 / scale and the offset of activations; [..., out_features]
+    # float32, the negative of what the offset adds to an output.
+    inputs: Tensor | None = None
+    shift: Tensor | None = None
 
     @property
     def out_features(self) -> int:
@@ -115,7 +119,15 @@ def _shaped(product: Tensor, x: Tensor) -> Tensor:
 
 
 def _int8(x: Tensor, weight: Int8Columns, bias: Tensor | None) -> Tensor:
-    """W8A8: x [rows, in_features] -> [rows, out_features]. Each row of x gets a scale."""
+    """W8A8: x [rows, in_features] -> [rows, out_features]. Each row of x gets a scale, if there is no static one."""
+    if weight.inputs is not None and weight.shift is not None:
+        factor, offset = weight.inputs[:, :1]
+        integers = torch.ops.npu.npu_quantize(x, factor, offset, torch.qint8, -1, False)
+        total = weight.shift if bias is None else weight.shift + bias.float()
+        static: Tensor = torch.ops.npu.npu_quant_matmul(
+            integers, weight.data, weight.scale, bias=total, output_dtype=x.dtype
+        )
+        return static
     rounded, scale = torch.ops.npu.npu_dynamic_quant(x)
     shift = None if bias is None else bias.float()
     output: Tensor = torch.ops.npu.npu_quant_matmul(
@@ -190,11 +202,21 @@ def _pieces(slices: Iterable[Weight], width: int) -> Iterator[tuple[int, int, We
 def _columns(weight: Weight) -> Columns:
     match weight:
         case Int8():
-            return Int8Columns(weight.data.t(), weight.scale.float())
+            return _int8_columns(weight)
         case Int4():
             return _int4_columns(weight)
     assert isinstance(weight, Tensor), "other formats stay plain"
     return Dense(weight.to(DTYPE).t())
+
+
+def _int8_columns(weight: Int8) -> Int8Columns:
+    scale = weight.scale.float()
+    if weight.inputs is None:
+        return Int8Columns(weight.data.t(), scale)
+    inputs = torch.stack((1.0 / weight.inputs[:, 0], weight.inputs[:, 1])).to(DTYPE)
+    scale = scale / inputs[0].float()  # the scale whose reciprocal is the rounded factor
+    shift = -inputs[1].float() * weight.data.sum(1, dtype=torch.int32) * scale
+    return Int8Columns(weight.data.t(), scale, 1, inputs, shift)
 
 
 def _int4_columns(weight: Int4) -> Int4Columns:

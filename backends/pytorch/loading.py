@@ -43,7 +43,7 @@ class Loader:
         self._device = device
         self._dtype = dtype
         self._quant = options.quant
-        self._scheme = scheme(options.quant, files, device.type)
+        self._scheme = scheme(options.quant, files, device.type, device.static_inputs)
         self._adapter_rank = options.adapter_rank
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:

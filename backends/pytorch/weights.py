@@ -99,6 +99,11 @@ class StoredTensors:
         return name.endswith(".bias") and stored.dtype in STORED and not self._maps.tensor(stored).any()
 
 
+def _refuse_bias(name: str, weight: Loaded) -> None:
+    if weight.bias is not None:
+        raise ModelRefused(f"{name}: static scales of activations are not supported here", "use a W8A8_DYNAMIC model")
+
+
 class Weights:
     """Reads the weights of a model that is being built. The device packs each weight slice by slice. After each slice
     the pages of the file are released, so memory never has two copies of a weight.
@@ -191,6 +196,7 @@ class Weights:
         """The weight [out_features, in_features] of a projection in the dtype of activations, from any format in the
         files. It is not quantised while loading, and adapters cannot change it."""
         loaded = self._unquantised.load(self.tensors, name, out_features, in_features)
+        _refuse_bias(name, loaded)
         weight = torch.empty(out_features, in_features, dtype=self.dtype, device=self._device.type)
         columns: Any = slice(None) if loaded.order is None else loaded.order.to(self._device.type)
         start = 0
@@ -244,6 +250,7 @@ class Weights:
                     f"{self._files.name}: {name} has permuted inputs (desc_act), which is not supported for experts",
                     "use a model that was quantised without desc_act",
                 )
+            _refuse_bias(name, weight)
         return loaded
 
     def _expert_slices(
@@ -270,7 +277,7 @@ class Weights:
         if cached is None:
             projection = self._load(self._scheme, names, out_features, in_features, bias)
         else:
-            biases = self._biases(names, out_features) if bias else []
+            biases = [self._bias(*size) for size in zip(names, out_features, strict=True)] if bias else []
             for name, out in zip(names, out_features, strict=True):
                 self.tensors.check(f"{name}.weight", (out, in_features), STORED)
             projection = self._product(cached.op, cached.weight, biases)
@@ -283,8 +290,10 @@ class Weights:
     ) -> Projection:
         """A projection from the model's files."""
         sizes = list(zip(names, out_features, strict=True))
-        biases = self._biases(names, out_features) if bias else []
         loaded = [scheme.load(self.tensors, name, out, in_features) for name, out in sizes]
+        has_bias = bias or any(weight.bias is not None and weight.bias.any() for weight in loaded)
+        biases = [self._bias(*size, weight.bias, bias) for size, weight in zip(sizes, loaded, strict=True)]
+        biases = biases if has_bias else []
         if all(loaded[0].joins(other) for other in loaded[1:]):
             return self._pack(loaded, biases)
         products = []
@@ -292,8 +301,12 @@ class Weights:
             products.append(self._pack([weight], biases[index : index + 1]))
         return SideBySide(tuple(products))
 
-    def _biases(self, names: Sequence[str], out_features: Sequence[int]) -> list[Tensor]:
-        return [self.take(f"{name}.bias", (out,)).float() for name, out in zip(names, out_features, strict=True)]
+    def _bias(self, name: str, outputs: int, loaded: Tensor | None = None, stored: bool = True) -> Tensor:
+        """The bias of a projection, float32: that of its format, else that of the files if it is `stored`, else 0."""
+        if loaded is None and stored:
+            return self.take(f"{name}.bias", (outputs,)).float()
+        bias = torch.zeros(outputs) if loaded is None else loaded
+        return bias.to(self._device.type)
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
         """The output head with the weight of the embedding. The files may have a copy (engine/files/tied_head.py)."""

@@ -3,6 +3,7 @@
 quantize_config.json    AutoGPTQ, before it wrote config.json
 quant_config.json       AutoAWQ, before it wrote config.json
 hf_quant_config.json    NVIDIA ModelOpt
+quant_model_description.json, …_w8a8.json, …_w8a8_dynamic.json    Ascend's msModelSlim
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ CONFIG = "config.json"
 GPTQ = "quantize_config.json"
 AWQ = "quant_config.json"
 MODELOPT = "hf_quant_config.json"
-CONFIG_FILES = (CONFIG, GPTQ, AWQ, MODELOPT)  # all files that decide about the architecture and the weight format
+MODELSLIM = tuple(f"quant_model_description{end}.json" for end in ("", "_w8a8", "_w8a8_dynamic"))
+CONFIG_FILES = (
+    CONFIG,
+    GPTQ,
+    AWQ,
+    MODELOPT,
+    *MODELSLIM,
+)  # all files that decide about the architecture and the weight format
 _QUANTISED = ("quantization_config", "compression_config", "quantization")  # fields of config.json
 # Field of quant_config.json -> the field of quantization_config with the same meaning.
 _AWQ_FIELDS = {"w_bit": "bits", "q_group_size": "group_size"}
@@ -44,4 +52,5 @@ def _quantization(folder: Path) -> dict[str, Any]:
     if (folder / MODELOPT).exists():
         table = Fields(read_json(folder / MODELOPT), MODELOPT).table("quantization")
         return {"quant_method": "modelopt", **{key: table.get(key) for key in table}}
-    return {}
+    description = next((folder / name for name in MODELSLIM if (folder / name).exists()), None)
+    return {} if description is None else {"quant_method": "modelslim", **read_json(description)}

@@ -11,8 +11,9 @@ from ..errors import ModelRefused
 from .fields import Fields
 
 Quant = Literal["none", "int8", "int4", "fp8", "fp8_w8a8"]  # formats for quantisation while loading
-Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "mxfp4", "foreign"]
+Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "mxfp4", "modelslim", "foreign"]
 
+MODELSLIM_TYPES = ("FLOAT", "W8A8", "W8A8_DYNAMIC")
 SINGLE_GROUP = 32  # group sizes are multiples of this
 
 
@@ -51,7 +52,7 @@ def parse_quantization(fields: Fields, where: str = "config.json") -> Quantizati
     if key not in fields:
         return None
     table = fields.table(key)
-    default = "compressed-tensors" if "config_groups" in table else "unnamed"
+    default = next((method for field, method in _FIELDS_OF_METHODS.items() if field in table), "unnamed")
     method = table.text("quant_method", default)
     reader = _READERS.get(method)
     if reader is None:
@@ -60,6 +61,10 @@ def parse_quantization(fields: Fields, where: str = "config.json") -> Quantizati
             f"supported: {', '.join(_READERS)}; or use a bf16 model",
         )
     return reader(table)
+
+
+# Field of quantization_config -> the method of files without quant_method.
+_FIELDS_OF_METHODS = {"config_groups": "compressed-tensors", "model_quant_type": "modelslim"}
 
 
 def _gptq(table: Fields) -> Quantization:
@@ -138,6 +143,22 @@ def _modelopt(table: Fields) -> Quantization | None:
 def _mxfp4(table: Fields) -> Quantization:
     _refuse_quantised_cache(table)
     return Quantization("mxfp4", "mxfp4", group=SINGLE_GROUP)
+
+
+def _modelslim(table: Fields) -> Quantization:
+    """Read the description of Ascend's msModelSlim, which has a field with the type of each tensor."""
+    for key in ("kv_quant_type", "kv_cache_type", "fa_quant_type", "reduce_quant_type"):
+        if table.text(key, "FLOAT") not in ("", "FLOAT"):
+            raise table.refuse(key, "FLOAT (a quantised KV cache, attention or reduction is not supported)")
+    for key in ("metadata", "optional"):
+        for name in table.table(key):
+            if "quarot" in name.lower():
+                raise table.refuse(key, "without quarot (rotated activations are not supported)")
+            table.warn(key, "ignored")
+    for key in table:
+        if key == "model_quant_type" or key.endswith((".weight", ".bias", "_scale", "_offset", "_bias")):
+            table.choice(key, MODELSLIM_TYPES, "FLOAT")
+    return Quantization("modelslim", "int8", rounds_activations=True)
 
 
 def _block(table: Fields, key: str) -> tuple[int, int]:
@@ -268,6 +289,7 @@ _READERS: Mapping[str, Callable[[Fields], Quantization | None]] = MappingProxyTy
         "compressed-tensors": _compressed,
         "fp8": _fp8,
         "modelopt": _modelopt,
+        "modelslim": _modelslim,
         "mxfp4": _mxfp4,
     }
 )

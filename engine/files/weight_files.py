@@ -4,6 +4,8 @@
     model.safetensors.index.json                           the names of the shards
     model-00001-of-00002.safetensors, …                    the shards
 
+The files of msModelSlim are named quant_model_weights in place of model, or as in STEMS.
+
 As in transformers, an index only names the shards: a model has all their tensors, and of two tensors with one name that
 of the last shard.
 """
@@ -21,6 +23,7 @@ from .tensor_names import listed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+STEMS = ("model", "quant_model_weights", "quant_model_weight_w8a8", "quant_model_weight_w8a8_dynamic")
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 USE_SAFETENSORS = "use a model with safetensors weights"
 
@@ -33,23 +36,28 @@ _MISTRAL = "consolidated*.safetensors"
 def read_weights(folder: Path, warnings: list[str]) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """(every tensor in the weight files of a model folder, the tensors that an index lists and no file has, with the
     name of the file). Adds to `warnings` what the index and the shards contradict. Raises ModelRefused."""
-    if (folder / SINGLE).exists():
-        return dict(read_header(folder / SINGLE)), {}
-    if not (folder / INDEX).exists():
-        raise _no_weights(folder)
-    weight_map = read_json(folder / INDEX).get("weight_map")
+    for name in (f"{stem}.safetensors" for stem in STEMS):
+        if (folder / name).exists():
+            return dict(read_header(folder / name)), {}
+        if (folder / f"{name}.index.json").exists():
+            return _read_indexed(folder, f"{name}.index.json", warnings)
+    raise _no_weights(folder)
+
+
+def _read_indexed(folder: Path, index: str, warnings: list[str]) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelRefused(f"{INDEX}: weight_map must be an object of tensor names and files")
+        raise ModelRefused(f"{index}: weight_map must be an object of tensor names and files")
     tensors = _read_shards({_shard(folder, file) for file in weight_map.values()}, warnings)
     absent = {name: file for name, file in weight_map.items() if name not in tensors}
     unlisted = sorted(tensors.keys() - weight_map.keys())
     moved = sorted(name for name in tensors.keys() & weight_map if weight_map[name] != tensors[name].file.name)
     if absent:
-        warnings.append(f"{INDEX} lists {listed(sorted(absent))}, which no file has")
+        warnings.append(f"{index} lists {listed(sorted(absent))}, which no file has")
     if unlisted:
-        warnings.append(f"{INDEX} does not list {listed(unlisted)}")
+        warnings.append(f"{index} does not list {listed(unlisted)}")
     if moved:
-        warnings.append(f"{INDEX} names another file of {listed(moved)}")
+        warnings.append(f"{index} names another file of {listed(moved)}")
     return tensors, absent
 
 

@@ -14,6 +14,9 @@ class Int8(NamedTuple):
 
     data: Tensor  # [out_features, in_features] int8
     scale: Tensor  # [out_features] float32
+    # [out_features, 2] float32, equal for all outputs: static scale and offset of activations, which become
+    # round(x / scale + offset), -128…127. None: each row of activations gets a scale.
+    inputs: Tensor | None = None
 
     def dense(self) -> Tensor:
         """The weight [out_features, in_features] in the scales' dtype."""
@@ -34,9 +37,16 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return integers, largest / 127.0
 
 
+def _statically_rounded(x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """x without its rounding errors below half a scale, in units of the scale, and the scale."""
+    scale, offset = inputs[0]
+    return (x.float() / scale + offset).round().clamp(-128, 127) - offset, scale
+
+
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The W8A8 product; linear.py has its arguments. `rounded` rounds every row of x to int8; sums are integers."""
+    """The W8A8 product; linear.py has its arguments. `rounded` rounds every row of x to int8, or weight.inputs all of
+    them; sums are integers."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    integers, scale = rounded(x)
+    integers, scale = rounded(x) if weight.inputs is None else _statically_rounded(x, weight.inputs)
     out = F.linear(integers.to(wide), weight.data.to(wide)) * (scale.to(wide) * weight.scale.to(wide))
     return (out if bias is None else out + bias.to(wide)).to(dtype or x.dtype)

@@ -19,7 +19,7 @@ from localllm.backends.pytorch.quant.gptq import Gptq
 from localllm.engine.files.quantization import Quantization
 from localllm.kernels.ops.linear import Int4, Int8, Weight, map_tensors
 
-from .op_cases import check_cases, check_contract
+from .op_cases import OpsOfTorchNpu, check_cases, check_contract
 
 DEVICE = "npu"
 BF16 = torch.bfloat16
@@ -193,6 +193,38 @@ def test_int8_rounds_each_row_with_its_own_scale() -> None:
     result = LINEAR.int8(x.to(DEVICE, BF16), LINEAR.pack(on_device(weight), BF16)).cpu().double()
     expected = x.double() @ exact(weight).t()
     assert ((result - expected).abs() <= 0.03 * expected.abs().amax(1, keepdim=True)).all()
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("shape", [(64, 96), (65540, 32)], ids=["whole", "blocks"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_static_scales_round_activations_with_their_offset(bias: bool, shape: tuple[int, int]) -> None:
+    """1 / step is no bfloat16, and the products have no error of the scale from that."""
+    generator = torch.Generator().manual_seed(1)
+    outputs, inputs = shape
+    x = torch.randn(4, inputs, generator=generator).to(BF16)
+    data = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    scale, step, offset = torch.rand(outputs, generator=generator) / 64, 1 / 30.06, -9.0
+    weight = Int8(data, scale, torch.tensor([step, offset]).expand(outputs, 2))
+    shift = torch.randn(outputs, generator=generator) if bias else None
+    with OpsOfTorchNpu() as called:
+        result = LINEAR.int8(
+            x.to(DEVICE), LINEAR.pack(on_device(weight), BF16), None if shift is None else shift.to(DEVICE)
+        )
+    assert called.names == {"npu_quantize", "npu_quant_matmul"}
+    factor = torch.tensor(1 / step).to(BF16).double()
+    rounded = ((x.double() * factor + offset).round().clamp(-128, 127) - offset) / factor
+    expected = rounded @ (data.double() * scale.double()[:, None]).t() + (0.0 if shift is None else shift.double())
+    actual = result.cpu().double()
+    assert (actual - expected).abs().max() < 0.005 * expected.abs().max()
+    assert (actual * expected).sum() / expected.square().sum() == pytest.approx(1.0, abs=3e-4)
+
+
+@pytest.mark.contract
+def test_calls_with_static_scales_fit_the_schemas() -> None:
+    weight = Int8(torch.ones(64, 32, dtype=torch.int8), torch.ones(64), torch.tensor([0.1, 3.0]).expand(64, 2))
+    packed = map_tensors(LINEAR.pack(weight, BF16), lambda tensor: tensor.to("meta"))
+    assert LINEAR.int8(torch.ones(3, 32, dtype=BF16, device="meta"), packed).shape == (3, 64)
 
 
 def test_sample_on_the_cpu_has_the_size_and_layout_of_the_weight() -> None:

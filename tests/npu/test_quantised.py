@@ -24,6 +24,7 @@ from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
 from localllm.kernels.ops.linear import weight_tensors
 
+from ..backends import modelslim
 from ..backends.batches import Row, make_batch
 from ..backends.tiny import TINIES
 from .op_cases import OpsOfTorchNpu
@@ -71,6 +72,20 @@ def test_logits_are_near_those_of_the_cpu(label: str, quant: Quant, tmp_path: Pa
     assert torch.cosine_similarity(result, expected, dim=0) > (0.998 if quant == "int8" else 0.999)
     has_experts = "moe" in label and quant != "fp8"
     assert called.names >= PRODUCTS[quant] | (EXPERTS if has_experts else set())
+
+
+@pytest.mark.parametrize("kind", [modelslim.static, modelslim.dynamic], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("label", ["llama", "qwen2"])
+def test_checkpoints_of_msmodelslim(label: str, kind: Any, tmp_path: Path) -> None:
+    """Against a dequantised model of floats on the CPU."""
+    modelslim.save(tmp_path / "small", tmp_path / "meant", kind, label)
+    with OpsOfTorchNpu() as called:
+        result = logits(opened(read_model(tmp_path / "small"), OPTIONS))
+    meant = open_on_cpu(read_model(tmp_path / "meant"), OPTIONS, FREE)
+    assert torch.cosine_similarity(result, logits(meant), dim=0) > 0.99  # type: ignore[arg-type]
+    rounds = {"npu_quantize"} if kind is modelslim.static else {"npu_dynamic_quant"}
+    assert called.names & {"npu_quantize", "npu_dynamic_quant"} == rounds
+    assert "npu_quant_matmul" in called.names
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])

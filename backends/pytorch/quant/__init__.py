@@ -45,6 +45,8 @@ class Loaded(NamedTuple):
     rows: Callable[[int, int], Weight]
     wide: bool = False  # int4: the product must not round the activations
     order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order
+    bias: Tensor | None = None  # [out_features] float32: the bias, if the format has it; else it is a tensor of floats
+    inputs: tuple[float, float] | None = None  # static scale and offset of the activations; None: none
 
     @property
     def product(self) -> str:
@@ -63,7 +65,7 @@ class Loaded(NamedTuple):
     @property
     def format(self) -> tuple[object, ...]:
         """A key that is equal for weights with the same product, dtypes, group size and number of inputs."""
-        return self.product, self.in_features, *_kind(self._example())
+        return self.product, self.in_features, self.inputs, *_kind(self._example())
 
     def joins(self, other: Loaded) -> bool:
         """Whether the two weights can be concatenated along their outputs and multiplied by one product."""

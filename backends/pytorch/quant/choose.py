@@ -17,6 +17,7 @@ from .compressed_tensors import CompressedTensors
 from .floats import Floats
 from .fp8_stored import Fp8Stored
 from .gptq import Gptq
+from .modelslim import Modelslim
 from .mxfp4 import Mxfp4Stored
 
 ON_LOAD: Mapping[Quant, Callable[[Tensor], Weight] | None] = MappingProxyType(
@@ -34,9 +35,9 @@ STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(
 )
 
 
-def scheme(quant: Quant, files: ModelFiles, device: str) -> Scheme:
-    """The scheme for `quant` and the files; `device` is the torch type of the device that quantises floats. Raises
-    SettingRefused if `quant` is set and the weights are quantised."""
+def scheme(quant: Quant, files: ModelFiles, device: str, static: bool = False) -> Scheme:
+    """The scheme for `quant` and the files; `device` is the torch type of the device that quantises floats, `static` is
+    Device.static_inputs. Raises SettingRefused if `quant` is set and the weights are quantised."""
     stored = files.config.quantization
     if stored is None:
         return Floats(ON_LOAD[quant], device)
@@ -46,4 +47,4 @@ def scheme(quant: Quant, files: ModelFiles, device: str) -> Scheme:
             "omit --quant, or use the bf16 version of the model",
             setting="quant",
         )
-    return STORED[stored.method](stored)
+    return Modelslim(static) if stored.method == "modelslim" else STORED[stored.method](stored)

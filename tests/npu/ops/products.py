@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .rules import HALF, Call, Changes, Op, contiguous, dtype_of, rule, unsupported
+from .rules import FLOATS, HALF, Call, Changes, Op, contiguous, dtype_of, rule, unsupported
 
 MAX_WIDTH = 65535
 WORD = 8  # int4 numbers in an int32
+QINT8 = 12  # torch's number of qint8
 # torch's numbers of dtypes, which schemas with `int? output_dtype` get.
 DTYPES = {1: torch.int8, 3: torch.int32, 5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
 
@@ -61,6 +62,47 @@ class DynamicQuant(Op):
         yield "last dimension", {"smooth_scales": torch.ones(16).bfloat16()}
         yield "dtype of the input", {"smooth_scales": torch.ones(32)}
         yield "int8 only", {"dst_type": 3}
+
+
+class Quantize(Op):
+    """Rounds by static scales."""
+
+    names = ("npu::npu_quantize",)
+
+    def example(self) -> Changes:
+        scales, zeros = torch.tensor([20.0]).bfloat16(), torch.tensor([-10.0]).bfloat16()
+        x = torch.randn(3, 32).bfloat16()
+        return {"input": x, "scales": scales, "zero_points": zeros, "dtype": QINT8, "axis": -1, "div_mode": False}
+
+    def check(self, c: Call) -> None:
+        name, zeros = "npu_quantize", c.zero_points
+        rule(dtype_of(c.input, *FLOATS), f"{name}: the input is float32, float16 or bfloat16")
+        rule(not c.div_mode, f"{name}: the reference multiplies by scales only")
+        rule(dtype_of(c.scales, *FLOATS), f"{name}: scales are float32, float16 or bfloat16")
+        is_alike = zeros is None or (zeros.shape, zeros.dtype) == (c.scales.shape, c.scales.dtype)
+        rule(is_alike, f"{name}: zero_points have the shape and the dtype of scales")
+        rule(-2 <= c.axis < c.input.dim(), f"{name}: axis is at least -2, and an axis of the input")
+        elements = c.input.shape[-2 if c.axis == -2 else -1]
+        rule(
+            c.scales.dim() == 1 and len(c.scales) in (1, elements), f"{name}: scales have 1 value, or that of the axis"
+        )
+        rule(c.dtype in (QINT8, torch.qint8), f"{name}: the reference has qint8 only")
+
+    def shapes(self, c: Call) -> Any:
+        return torch.empty(c.input.shape, dtype=torch.int8, device="meta")
+
+    def compute(self, c: Call) -> Any:
+        zeros = 0.0 if c.zero_points is None else c.zero_points.float()
+        return (c.input.float() * c.scales.float() + zeros).round().clamp(-128, 127).to(torch.int8)
+
+    def wrong(self, c: Call) -> Iterator[tuple[str, Changes]]:
+        yield "input is float32", {"input": c.input.double()}
+        yield "multiplies by scales", {"div_mode": True}
+        yield "scales are float32", {"scales": c.scales.double()}
+        yield "of scales", {"zero_points": c.zero_points.float()}
+        yield "at least -2", {"axis": -3}
+        yield "1 value", {"scales": torch.ones(5).bfloat16(), "zero_points": None}
+        yield "qint8 only", {"dtype": 3}
 
 
 class DequantSwigluQuant(Op):
@@ -292,6 +334,6 @@ class Prefetch(Op):
 
 
 OPS = (
-    *(DynamicQuant(), DequantSwigluQuant(), QuantMatmul(), ConvertWeightToInt4Pack()),
+    *(DynamicQuant(), Quantize(), DequantSwigluQuant(), QuantMatmul(), ConvertWeightToInt4Pack()),
     *(WeightQuantBatchmatmul(), Prefetch()),
 )
