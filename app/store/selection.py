@@ -15,7 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from ...engine.files.gguf_shards import SUFFIX as GGUF
 from ...engine.files.gguf_shards import missing_shards, parse_shard
-from ...engine.files.weight_files import INDEX, OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
+from ...engine.files.weight_files import INDEX, INDEXES, OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE, SINGLES
 from ..errors import ModelNotFound, ModelUnusable
 from .names import QUANT, HubName
 from .records import Variant
@@ -37,7 +37,7 @@ SMALL = (
 ADAPTER = (ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", "*.md", "LICENSE*", "NOTICE*")
 WITH_GGUF = ("*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
-SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+SHARD = r"-\d+-of-\d+\.safetensors"  # the end of the name
 GGUF_QUANT = re.compile(rf"(?:^|[-._])({QUANT})(?=[-.]|$)", re.IGNORECASE)
 DEFAULT_QUANT = "Q4_K_M"
 OTHER_REPO = "find a repo of the same model with .safetensors or .gguf files"
@@ -104,12 +104,13 @@ def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileT
         return Selection("adapter", _matching(files, *ADAPTER))
     if "config.json" not in names:
         raise _no_config(name, names)
-    if not names & {SINGLE, INDEX}:
+    single, index = next((pair for pair in zip(SINGLES, INDEXES, strict=True) if names & {*pair}), ("", ""))
+    if not single:
         problem = f"{name} has weights in {weights[0].name}, but no {SINGLE} or {INDEX}"
         raise ModelUnusable(problem, hint=OTHER_REPO)
-    indexes = {SINGLE} if SINGLE in names else {INDEX}
+    indexes = {single} if single in names else {index}
     small = [file for file in _matching(files, *SMALL) if not file.name.endswith(".index.json") or file.name in indexes]
-    return Selection("model", small + _model_weights(weights))
+    return Selection("model", small + _model_weights(weights, single))
 
 
 def _no_config(name: HubName, names: set[str]) -> ModelUnusable:
@@ -118,12 +119,14 @@ def _no_config(name: HubName, names: set[str]) -> ModelUnusable:
     return ModelUnusable(f"{name} has no config.json: it is not a complete model", hint="pull its base model")
 
 
-def _model_weights(weights: list[FileType]) -> list[FileType]:
-    """The weights that a load reads. Some repositories also have copies in other formats or under other names."""
-    single = [file for file in weights if file.name == SINGLE]
-    shards = [file for file in weights if SHARD.fullmatch(file.name)]
-    models = [file for file in weights if file.name.startswith("model")]
-    return single or shards or models or weights
+def _model_weights(weights: list[FileType], single: str) -> list[FileType]:
+    """The weights that a load reads: the file `single`, or the shards that replace it. Some repositories also have
+    copies in other formats or under other names."""
+    stem = single.removesuffix(".safetensors")
+    whole = [file for file in weights if file.name == single]
+    shards = [file for file in weights if re.fullmatch(stem + SHARD, file.name)]
+    models = [file for file in weights if file.name.startswith(stem)]
+    return whole or shards or models or weights
 
 
 def select_gguf(name: HubName, files: Sequence[FileType]) -> list[FileType]:

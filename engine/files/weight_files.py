@@ -4,7 +4,7 @@
     model.safetensors.index.json                           the names of the shards
     model-00001-of-00002.safetensors, …                    the shards
 
-The files of msModelSlim are named quant_model_weights in place of model, or as in STEMS.
+The files of msModelSlim have other names: see SINGLES.
 
 As in transformers, an index only names the shards: a model has all their tensors, and of two tensors with one name that
 of the last shard.
@@ -23,7 +23,9 @@ from .tensor_names import listed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-STEMS = ("model", "quant_model_weights", "quant_model_weight_w8a8", "quant_model_weight_w8a8_dynamic")
+_MODELSLIM = ("weights", "weight_w8a8", "weight_w8a8_dynamic")
+SINGLES = (SINGLE, *(f"quant_model_{end}.safetensors" for end in _MODELSLIM))
+INDEXES = tuple(f"{name}.index.json" for name in SINGLES)  # of the shards of each
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 USE_SAFETENSORS = "use a model with safetensors weights"
 
@@ -36,11 +38,11 @@ _MISTRAL = "consolidated*.safetensors"
 def read_weights(folder: Path, warnings: list[str]) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """(every tensor in the weight files of a model folder, the tensors that an index lists and no file has, with the
     name of the file). Adds to `warnings` what the index and the shards contradict. Raises ModelRefused."""
-    for name in (f"{stem}.safetensors" for stem in STEMS):
-        if (folder / name).exists():
-            return dict(read_header(folder / name)), {}
-        if (folder / f"{name}.index.json").exists():
-            return _read_indexed(folder, f"{name}.index.json", warnings)
+    for single, index in zip(SINGLES, INDEXES, strict=True):
+        if (folder / single).exists():
+            return dict(read_header(folder / single)), {}
+        if (folder / index).exists():
+            return _read_indexed(folder, index, warnings)
     raise _no_weights(folder)
 
 

@@ -538,7 +538,9 @@ async def test_selftest_asks_for_the_prefix_cache_with_more_tokens_than_a_page()
     """An NPU has pages of 128 tokens, and only whole pages are reused."""
     entries = json.loads((paths.guide_dir() / "answers.json").read_text("utf-8"))
     client: Any = FakeClient(TextPiece("yes"), done())
-    await selftest._prefix(selftest._Chat(client), "p", "yes", selftest.conversation(entries[1 : 1 + selftest.EARLIER]), {})
+    await selftest._prefix(
+        selftest._Chat(client), "p", "yes", selftest.conversation(entries[1 : 1 + selftest.EARLIER]), {}
+    )
     tokenizer = Tokenizer.from_file(str(paths.guide_dir() / "tokenizer.json"))
     for request in client.requests:
         assert sum(len(tokenizer.encode(message["content"]).ids) for message in request[1][:-1]) > 128

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from localllm.app.store.local.refs import has_all_weights
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.opening import open_runner
@@ -114,9 +115,14 @@ def test_experts_have_dynamic_scales_only(tmp_path: Path) -> None:
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     modelslim.save(folder, tmp_path / "meant", modelslim.static)
+    assert has_all_weights(folder)
     expected = logits(folder)
     shard = "quant_model_weights-00001-of-00001.safetensors"
     (folder / "quant_model_weights.safetensors").rename(folder / shard)
     index = {"weight_map": dict.fromkeys(load_file(folder / shard), shard)}
     (folder / "quant_model_weights.safetensors.index.json").write_text(json.dumps(index))
     assert torch.equal(logits(folder), expected)
+    (folder / shard).unlink()
+    assert not has_all_weights(folder)
+    with pytest.raises(ModelRefused, match=f"shard {shard} is missing"):
+        read_model(folder)

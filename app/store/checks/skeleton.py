@@ -22,7 +22,7 @@ from ....engine.files.config_files import CONFIG_FILES
 from ....engine.files.generation_config import GENERATION
 from ....engine.files.model_files import MODULES
 from ....engine.files.pooling import PROMPTS, SENTENCES
-from ....engine.files.weight_files import INDEX
+from ....engine.files.weight_files import INDEXES
 from ...errors import ModelUnusable
 from ..remote import RemoteFile
 from .headers import read_gguf, safetensors_head
@@ -31,7 +31,7 @@ from .headers import read_gguf, safetensors_head
 COMPLETE = (
     *CONFIG_FILES,
     GENERATION,
-    INDEX,
+    *INDEXES,
     "adapter_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

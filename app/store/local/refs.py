@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ....engine.errors import ModelRefused
 from ....engine.files.json_files import read_json
+from ....engine.files.weight_files import INDEXES
 from ... import paths
 from .. import names
 from ..records import Kind
@@ -98,8 +99,8 @@ def has_all_weights(folder: Path) -> bool:
     """True if the folder has config.json and every weight file of the index. A dangling link is a missing file."""
     if not (folder / "config.json").is_file():
         return False
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+    if index is None:
         return has_safetensors(folder)
     shards = read_object(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:

@@ -24,6 +24,8 @@ def files(names: list[str]) -> list[File]:
 
 REPO = HubName("org/x")
 SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+ASCEND_INDEX = "quant_model_weights.safetensors.index.json"
+ASCEND_SHARDS = [f"quant_model_weights-0000{number}-of-00002.safetensors" for number in (1, 2)]
 GGUFS = [
     "x-Q4_0.gguf",
     "x-Q4_K_M.gguf",
@@ -57,6 +59,11 @@ GGUFS = [
             ["adapter_config.json", "adapter_model.safetensors"],
         ),
         (["adapter_config.json", "config.json", SINGLE], "model", ["adapter_config.json", "config.json", SINGLE]),
+        (
+            ["config.json", "quant_model_description.json", ASCEND_INDEX, *ASCEND_SHARDS, "rotation.safetensors"],
+            "model",
+            ["config.json", "quant_model_description.json", ASCEND_INDEX, *ASCEND_SHARDS],
+        ),
     ],
 )
 def test_select_takes_one_format_and_the_small_files(names: list[str], kind: str, chosen: list[str]) -> None:
