@@ -85,7 +85,7 @@ def _of_torch(name: str, device: Device) -> dict[str, str]:
         "GEMM": ", ".join(sets["linear.dense"]),
         "KV cache": f"pages of {device.page_size} tokens{_cache_dtypes(device)}",
         "Quantisation": ", ".join(own) + (f"; references: {', '.join(others)}" if others else ""),
-        "Graph": "no" if device.recorder is None else f"yes, {device.graphs}",
+        "Graph": _graph(device),
         "LoRA": ", ".join(device.lora_backends),
     }
 
@@ -93,6 +93,13 @@ def _of_torch(name: str, device: Device) -> dict[str, str]:
 def _cache_dtypes(device: Device) -> str:
     dtypes = [dtype for dtype, has in (("fp8", device.fp8_cache), ("int8", device.int8_cache)) if has]
     return f", also {' and '.join(dtypes)}" if dtypes else ""
+
+
+def _graph(device: Device) -> str:
+    """The graphs that the setting `auto` selects."""
+    if device.recorder is None:
+        return "no"
+    return "off by default" if device.graphs == "off" else device.graphs
 
 
 def _of_mlx() -> dict[str, str]:

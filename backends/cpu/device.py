@@ -11,19 +11,17 @@ from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ...kernels.compiled.library import LibraryMissing
 from ...kernels.ops import Ops
-from ...kernels.ops.lora import Lora
 from ...kernels.ops.register import REFERENCES, KernelSet
 from ..machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant
+from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
 from ..pytorch.opening import open_runner
 from ..pytorch.slot_memory import MainMemory
 
-LORA_BACKENDS = {"torch_native": Lora()}
 try:
     from .ops import OPS
 
     KERNELS: tuple[KernelSet, ...] = (KernelSet("cpp", OPS), REFERENCES)
-    LORA_BACKENDS["cpp"] = OPS.lora
     MISSING = ""
 except LibraryMissing as error:
     OPS = Ops()
@@ -40,7 +38,7 @@ DEVICE = Device(
     OPS,
     dtype=torch.float32,
     kernels=KERNELS,
-    lora_backends=LORA_BACKENDS,
+    lora_backends=lora_backends(KERNELS),
     warnings=(f"the CPU kernels are not used (slower): {MISSING}",) if MISSING else (),
     slot_memory=MainMemory,
     step_seconds=3600.0,

@@ -22,6 +22,7 @@ from ...kernels.gpu.properties import gpu_properties
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.register import usable
 from ...kernels.triton.problem import triton_problem
+from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
 from ..pytorch.gpu.memory import GpuMemory
 from ..pytorch.graphs.cuda import CudaRecorder
@@ -29,7 +30,7 @@ from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
-from .ops import KERNELS, LORA_BACKENDS, MISSING, OPS
+from .ops import KERNELS, MISSING, OPS
 
 # Bytes that the driver and libraries take in the first steps: code of kernels, and workspaces of cuBLAS on each stream.
 LIBRARIES = 288 * 2**20
@@ -72,7 +73,8 @@ DEVICE = Device(
     streams=partial(SideStream, torch.cuda),
     graphs="breakable",  # steps are as fast as with "split", and models open faster
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
-    lora_backends=LORA_BACKENDS,
+    kernels=KERNELS,
+    lora_backends=lora_backends(KERNELS),
     step_seconds=120.0,  # most steps take less than a second, but a first step may compile kernels
 )
 
@@ -107,7 +109,7 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
         candidates = tuple(one.ops for one in device.kernels)
         ops, replacements = self_tested(candidates, device.type, tested, options.self_test_dir, gpu, _versions())
         # A LoRA kernel that failed the self-test cannot be chosen by name.
-        backends = {name: lora for name, lora in LORA_BACKENDS.items() if name != "cpp" or lora == ops.lora}
+        backends = {name: lora for name, lora in device.lora_backends.items() if name != "cpp" or lora == ops.lora}
         device = replace(device, ops=ops, lora_backends=backends, warnings=warnings + replacements)
     return open_runner(files, options, device, free)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from ...kernels.compiled.library import LibraryMissing, find_cuda_library
 from ...kernels.gpu.architectures import require_code
@@ -83,12 +81,5 @@ def _kernels() -> tuple[tuple[KernelSet, ...], str]:
     return tuple(kernels), missing
 
 
-def _lora_backends() -> Mapping[str, Lora]:
-    """Device.lora_backends of this machine."""
-    names = {"cpp": ("cpp",), "triton": ("triton", "csgmv"), REFERENCES.name: ("torch_native",)}
-    return MappingProxyType({name: one.ops.lora for one in KERNELS for name in names[one.name]})
-
-
 KERNELS, MISSING = _kernels()
 OPS = KERNELS[0].ops
-LORA_BACKENDS = _lora_backends()

@@ -15,7 +15,7 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import RARE, LoadOptions
 from ...engine.runner import Runner
-from ...kernels.ops.lora import Lora
+from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
 from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
@@ -24,7 +24,6 @@ from .attention import OTHERS
 from .defaults import MAX_GRAPHS, PAGE_SIZE, tier
 from .formats import WeightFormats
 from .installation import package_version
-from .lora import LORA
 from .ops import KERNELS, OPS
 from .prefetch import with_prefetch
 
@@ -102,7 +101,7 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
         streams=partial(SideStream, module),
         graphs="full",  # not measured
         attentions=MappingProxyType({name: partial(_with, paged) for name, paged in OTHERS.items()}),
-        lora_backends=MappingProxyType({"torch_native": Lora(), "ascend": LORA}),
+        lora_backends=lora_backends(KERNELS),
         layout=WeightFormats(plain=options.weight_layout == "plain"),
         options=frozenset(RARE),
         step_seconds=600.0,  # a first step may compile kernels

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ...engine.errors import SettingRefused
 from ...engine.options import LoadOptions
 from ...kernels.ops import Ops
+from ...kernels.ops.lora import Lora
+from ...kernels.ops.register import REFERENCE, KernelSet
 from .device import Device
+
+# Set of kernels -> the values of LoadOptions.lora_backend that select its LoRA products.
+_LORA_NAMES = {"cpp": ("cpp",), "triton": ("triton", "csgmv"), "torch_npu": ("ascend",), REFERENCE: ("torch_native",)}
+
+
+def lora_backends(kernels: Sequence[KernelSet]) -> Mapping[str, Lora]:
+    """Device.lora_backends of a device with these sets of kernels."""
+    own = [one for one in kernels if one.serves("lora.add")]
+    return MappingProxyType({name: one.ops.lora for one in own for name in _LORA_NAMES.get(one.name, ())})
 
 
 def with_attention(device: Device, options: LoadOptions) -> Device:

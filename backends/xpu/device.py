@@ -15,12 +15,13 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions, check_supported
 from ...engine.runner import Runner
+from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
 from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from .installation import triton_problem
 from .memory import MEMORY, METER, driver_version
-from .ops import KERNELS, LORA_BACKENDS, OPS
+from .ops import KERNELS, OPS
 from .recorder import XpuRecorder
 
 DEVICE = Device(
@@ -38,7 +39,7 @@ DEVICE = Device(
     row_tokens=None,
     recorder=XpuRecorder,
     graphs="off",
-    lora_backends=LORA_BACKENDS,
+    lora_backends=lora_backends(KERNELS),
     # No second stream: a SYCL graph has the commands of one queue, and only graphs use a second stream.
     step_seconds=600.0,  # a first step may compile kernels
 )

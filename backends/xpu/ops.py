@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 
@@ -36,5 +35,3 @@ def _kernels() -> Iterator[KernelSet]:
 
 KERNELS = tuple(_kernels())[::-1]
 OPS = KERNELS[0].ops
-_NAMES = {"triton": ("triton", "csgmv"), REFERENCES.name: ("torch_native",)}
-LORA_BACKENDS = MappingProxyType({name: one.ops.lora for one in KERNELS for name in _NAMES.get(one.name, ())})
