@@ -109,7 +109,7 @@ def test_lora_backends_of_the_cpu() -> None:
 def test_device_without_the_lora_backend_refuses_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingRefused, match="lora_backend csgmv is not supported on cpu") as refused:
         cpu.open(read_model(canary.save(tmp_path)), LoadOptions(lora_backend="csgmv"))
-    assert refused.value.hint == "set it to one of auto, torch_native, cpp"
+    assert refused.value.hint == "set it to one of auto, cpp, torch_native"
 
 
 def test_cuda_offers_flashinfer_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
