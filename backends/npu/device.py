@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import torch
 
+from ...engine.errors import SettingRefused
 from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import RARE, LoadOptions
@@ -68,8 +69,19 @@ def _with(paged: Callable[..., torch.Tensor], device: Device) -> Device:
     return replace(device, ops=replace(device.ops, attention=replace(device.ops.attention, paged=paged)))
 
 
+def _check_graphs(options: LoadOptions) -> None:
+    """Raises SettingRefused for graphs that another option excludes."""
+    if options.graphs == "split" and options.compiler == "inductor":
+        message = "graphs split is not supported by npu: Inductor does not compile for NPUs"
+        raise SettingRefused(message, "set graphs to breakable, or LOCALLLM_DEV_COMPILER to eager", setting="graphs")
+    if options.graphs in ("split", "breakable") and options.prefetch == "on":
+        message = f"graphs {options.graphs} is not supported with prefetch: its captures end before the prefetch"
+        raise SettingRefused(message, "set graphs to full, or LOCALLLM_DEV_PREFETCH to off", setting="graphs")
+
+
 def device(options: LoadOptions = LoadOptions()) -> Device:
-    """The first NPU, with the defaults for its memory, for one model."""
+    """The first NPU, with the defaults for its memory, for one model. Raises SettingRefused."""
+    _check_graphs(options)
     import torch_npu
 
     from .memory import MEMORY, METER
