@@ -104,10 +104,10 @@ def memory(cgroup: Path = _CGROUP) -> tuple[int, int]:
     return min(system.total, limit), max(0, min(system.available, limit - used))
 
 
-def _text(file: Path) -> str:
-    """The contents of the file; empty if it cannot be read."""
+def text(file: Path) -> str:
+    """The contents of a file of the system, without the last line break; empty if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
@@ -115,12 +115,12 @@ def _text(file: Path) -> str:
 def _entries(cpuinfo: Path) -> dict[str, str]:
     """The entries of `cpuinfo`, key -> value. A key that several processors have gets the first processor's value."""
     entries: dict[str, str] = {}
-    for line in _text(cpuinfo).splitlines():
+    for line in text(cpuinfo).splitlines():
         key, _, value = line.partition(":")
         entries.setdefault(key.strip(), value.strip())
     return entries
 
 
 def _number(file: Path) -> int | None:
-    text = _text(file).strip()
-    return int(text) if text.isdecimal() else None
+    number = text(file)
+    return int(number) if number.isdecimal() else None

@@ -20,7 +20,7 @@ from .pytorch.plugins import Plugin, with_plugins
 if TYPE_CHECKING:
     from .pytorch.product_check import ProductResult
 
-DEVICES = {"cuda": "cuda", "npu": "npu", "xpu": "xpu"}  # backend -> torch's type of its device
+DEVICES = {"cuda": "cuda", "hip": "cuda", "npu": "npu", "xpu": "xpu"}  # backend -> torch's type of its device
 
 
 def platforms() -> dict[str, Ops]:

@@ -1,36 +1,59 @@
-"""The backend of AMD GPUs. This version finds the GPUs but has no runner for them yet."""
+"""The backend of AMD GPUs, with torch's ROCm build. `probe` reads files and imports no torch.
+
+No AMD GPU has run it. docs/hardware.md says what was tested, and how.
+"""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import platform
 
-from ...engine.runner import DeviceInfo, Unavailable
+from ...engine.files.model_files import ModelFiles
+from ...engine.memory_plan import MemoryPlan
+from ...engine.options import LoadOptions
+from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ..pytorch.models import accepts as accepted_by_torch
+from .gpus import DRIVER
+from .installation import Unusable, rocm, triton_problem, visible
 
 name = "hip"
 
-DRIVER = Path("/dev/kfd")
-NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-_VERSION = re.compile(r"^\s*gfx_target_version\s+(\d+)\s*$", re.MULTILINE)
-
 
 def probe() -> DeviceInfo | Unavailable:
-    """Reads the GPUs from the kernel driver's list of compute nodes."""
-    if not DRIVER.exists():
-        return Unavailable(name, f"no AMD GPU driver ({DRIVER} not found)")
-    targets = list(filter(None, map(_target, sorted(NODES.glob("*/properties")))))
-    if not targets:
-        return Unavailable(name, "the AMD GPU driver shows no GPU")
-    return Unavailable(name, f"AMD GPU {', '.join(targets)} is present, but this version has no HIP runner yet")
+    try:
+        gpus = visible()
+    except Unusable as error:
+        return Unavailable(name, str(error))
+    gpu = gpus[0]
+    features = {
+        "target": gpu.target,
+        "GPUs": f"{len(gpus)}, the first is used",
+        "driver": f"{DRIVER} of Linux {platform.release()}",
+        "ROCm": rocm(),
+        "Triton": f"no, references instead: {triton_problem()}" if triton_problem() else "yes",
+        "tested": "never on an AMD GPU: run `localllm selftest --backend hip` first",
+    }
+    if gpu.is_integrated:
+        features["memory"] = f"shared with all programs; {gpu.carved_out >> 20} MiB are for the GPU alone"
+    return DeviceInfo(name, gpu.title, gpu.memory, gpu.free, features, main_memory=gpu.is_integrated)
 
 
-def _target(properties: Path) -> str:
-    """The compiler target of a compute node, e.g. `gfx942`; empty for a CPU, whose version is 0."""
-    match = _VERSION.search(properties.read_text("ascii", errors="replace"))
-    version = int(match[1]) if match else 0
-    if version == 0:
-        return ""
-    major = version // 10000
-    minor = version // 100 % 100
-    stepping = version % 100
-    return f"gfx{major}{minor:x}{stepping:x}"
+def accepts(files: ModelFiles) -> str:
+    return accepted_by_torch(files)
+
+
+def open(files: ModelFiles, options: LoadOptions) -> Runner:
+    from .device import open_on_hip
+
+    return open_on_hip(files, options)
+
+
+def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    from .device import plan_on_hip
+
+    return plan_on_hip(files, options)
+
+
+def read_bandwidth() -> float | None:
+    from .memory import read_bandwidth
+
+    return read_bandwidth()

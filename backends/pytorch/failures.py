@@ -16,8 +16,16 @@ from ...engine.errors import ModelTooLarge, OutOfMemory, RunnerFailed
 # Errors that torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
 
-# Words in the out-of-memory errors of CUDA, its libraries, Level Zero and the CPU that torch raises as RuntimeError.
-_SHORTAGES = ("out of memory", "ALLOC_FAILED", "OUT_OF_DEVICE_MEMORY", "can't allocate memory")
+# Words in the out-of-memory errors of CUDA, HIP, their libraries, Level Zero and the CPU that torch raises as
+# RuntimeError.
+_SHORTAGES = (
+    "out of memory",
+    "ALLOC_FAILED",
+    "hipErrorOutOfMemory",
+    "rocblas_status_memory_error",
+    "OUT_OF_DEVICE_MEMORY",
+    "can't allocate memory",
+)
 
 
 class failures:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..machine import text
+
 INTEL = "0x8086"
 DISPLAY = "0x03"  # PCI class of display controllers
 INTEGRATED = "0000:00:02.0"  # PCI address of the GPU in a processor
@@ -84,11 +86,3 @@ def cards(sysfs: Path) -> list[Card]:
     folders = sorted((sysfs / "bus" / "pci" / "devices").glob("*"))
     gpus = (Card(folder) for folder in folders if text(folder / "class").startswith(DISPLAY))
     return sorted((gpu for gpu in gpus if text(gpu.folder / "vendor") == INTEL), key=lambda gpu: gpu.is_integrated)
-
-
-def text(file: Path) -> str:
-    """The contents of a file of sysfs; empty if it cannot be read."""
-    try:
-        return file.read_text("ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ...kernels.triton.problem import compiler_problem
 from ..llamacpp_install import without_torch
-from .cards import INTEL, Card, cards, text
+from ..machine import text
+from .cards import INTEL, Card, cards
 
 SYSFS = Path("/sys")
 NODES = Path("/dev/dri")

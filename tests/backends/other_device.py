@@ -18,6 +18,7 @@ from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.register import REFERENCES, KernelSet
+from localllm.kernels.ops.streams import InOrder
 
 from . import canary
 from .conformance import BUDGET, Conformance
@@ -31,7 +32,7 @@ FREE = 2**30
 def on_cpu(device: Device, kernels: tuple[KernelSet, ...]) -> Device:
     """`device` with the fastest of `kernels`, on torch's CPU device. Its graphs are tapes."""
     recorder = None if device.recorder is None else Tape
-    cpu = replace(device, type="cpu", module=torch.cpu, pinned=False, meter=None, recorder=recorder)
+    cpu = replace(device, type="cpu", module=torch.cpu, pinned=False, meter=None, recorder=recorder, streams=InOrder)
     return replace(cpu, ops=kernels[0].ops, kernels=kernels)
 
 

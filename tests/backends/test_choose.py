@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from localllm import backends
-from localllm.backends import cpu, cuda, hip, llamacpp, llamacpp_install, mlx
+from localllm.backends import cpu, cuda, llamacpp, llamacpp_install, mlx
 from localllm.backends import machine as machine_of_cpu
 from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
@@ -148,16 +148,6 @@ def test_unknown_names_get_similar_names() -> None:
 def reason(answer: DeviceInfo | Unavailable) -> str:
     assert isinstance(answer, Unavailable)
     return answer.reason
-
-
-def test_amd_gpus_are_named_by_their_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hip, "DRIVER", tmp_path)
-    monkeypatch.setattr(hip, "NODES", tmp_path)
-    assert "shows no GPU" in reason(hip.probe())
-    for node, version in enumerate((0, 90402, 110001, 90010)):
-        (tmp_path / str(node)).mkdir()
-        (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 0\ngfx_target_version {version}\n")
-    assert "AMD GPU gfx942, gfx1101, gfx90a is present" in reason(hip.probe())
 
 
 def test_mlx_is_for_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:

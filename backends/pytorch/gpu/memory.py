@@ -50,5 +50,4 @@ class GpuMemory:
         self._module.set_per_process_memory_fraction((reserved + limited) / total)
 
     def _free_and_total(self) -> tuple[int, int]:
-        self._module.init()
         return gpu_limits().limit_memory(*self._module.mem_get_info())
