@@ -56,26 +56,33 @@ class TinyModels:
     device: Device
     graphs: tuple[Graphs, ...] = ("off",)
 
-    def errors(self, device: Device, folder: Path, shape: Tiny, logits: list[Tensor], **more: str) -> Tensor:
-        """Absolute errors of the log-probabilities, with each of `graphs`."""
-        options = LoadOptions(context=shape.context, cache_bytes=2**25, max_rows=4, max_step_tokens=64, threads=1)
-        files = read_model(folder)
-        results = [
-            difference(open_runner(files, replace(options, graphs=graphs, **more), device, FREE), shape, logits)[0]
-            for graphs in self.graphs
-        ]
-        return torch.cat(results).abs()
+    def errors(
+        self, device: Device, folder: Path, shape: Tiny, logits: list[Tensor], graphs: Graphs, dtype: str
+    ) -> Tensor:
+        """Absolute errors of the log-probabilities."""
+        options = LoadOptions(
+            context=shape.context,
+            cache_bytes=2**25,
+            max_rows=4,
+            max_step_tokens=64,
+            threads=1,
+            dtype=dtype,
+            graphs=graphs,
+        )
+        return difference(open_runner(read_model(folder), options, device, FREE), shape, logits)[0].abs()
 
     @pytest.mark.parametrize("shape", TINIES, ids=lambda shape: shape.label)
     def test_float32_equals_transformers(self, shape: Tiny, tmp_path: Path) -> None:
         logits = expected(shape, tmp_path)
-        assert self.errors(self.device, tmp_path, shape, logits, dtype="float32").max() < 1e-3
+        for graphs in self.graphs:
+            assert self.errors(self.device, tmp_path, shape, logits, graphs, "float32").max() < 1e-3, graphs
 
-    @pytest.mark.parametrize("shape", TINIES, ids=lambda shape: shape.label)
+    @pytest.mark.parametrize("shape", TINIES[::9], ids=lambda shape: shape.label)
     def test_bfloat16_is_as_near_to_transformers_as_the_references(self, shape: Tiny, tmp_path: Path) -> None:
-        """The mean error. The largest one is that of an expert whose score is nearly that of another."""
+        """The mean error. The largest one is that of an expert whose score is nearly that of another. Some of the
+        architectures: a CPU computes bfloat16 slowly."""
         logits = expected(shape, tmp_path, torch.bfloat16)
         references = replace(CPU, ops=Ops(), kernels=(REFERENCES,), recorder=Tape)
-        usual = self.errors(references, tmp_path, shape, logits, dtype="bfloat16").mean()
-        actual = self.errors(self.device, tmp_path, shape, logits, dtype="bfloat16").mean()
+        usual = self.errors(references, tmp_path, shape, logits, "off", "bfloat16").mean()
+        actual = self.errors(self.device, tmp_path, shape, logits, "off", "bfloat16").mean()
         assert actual < 1.5 * usual + 1e-3
