@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from localllm.backends import platforms
 from localllm.backends.pytorch.failures import is_shortage
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.memory_plan import chosen_graphs
@@ -124,3 +126,17 @@ def test_shortage_of_level_zero_is_out_of_memory() -> None:
     message = "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
     assert is_shortage(RuntimeError(message))
     assert not is_shortage(RuntimeError("level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)"))
+
+
+def test_selftest_reports_the_ops_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localllm selftest --backend xpu`: the ops that are no references, then products with the widths of models."""
+    monkeypatch.setitem(platforms.DEVICES, "xpu", "cpu")
+    monkeypatch.setattr(platforms, "platforms", lambda: {"xpu": XPU.ops})
+    results = list(islice(platforms.device_checks("xpu", "bfloat16"), 4))
+    assert [result.title for result in results[:3]] == [
+        "linear.int4 (xpu.products.int4)",
+        "linear.int4_wide (xpu.products.int4_wide)",
+        "attention.paged (xpu.attention.paged_attention)",
+    ]
+    assert results[3].title.startswith("linear.dense ")
+    assert not any(result.defect for result in results)
