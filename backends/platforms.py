@@ -91,7 +91,8 @@ class Matrix:
             for platform, sets in op.implementations.items()
             for one in sets[:-1]
         )
-        return [Listed(platform, one.name, dotted(one.capability), ops) for (platform, one), ops in counts.items()]
+        rows = [Listed(platform, one.name, dotted(one.capability), ops) for (platform, one), ops in counts.items()]
+        return sorted(rows, key=lambda row: ORDER.index(row.platform))
 
 
 def matrix(
