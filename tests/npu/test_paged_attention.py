@@ -66,12 +66,14 @@ def test_large_pages(name: str, lengths: str, window: int, sinks: bool) -> None:
     torch.testing.assert_close(actual.cpu().float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("lengths", STEPS)
 @pytest.mark.parametrize("name", PAGED)
 @torch.inference_mode()
-def test_int8_pages(name: str, lengths: str) -> None:
+def test_int8_pages(name: str, lengths: str, window: int) -> None:
     """Written by the op that appends, and read by the kernels. The reference over the same integers is the judge."""
     query, rows, attend = step(*STEPS[lengths])
+    attend = attend._replace(window=window)
     pages = len(attend.key_pages)
     integers = torch.full((2, pages, PAGE, KV_HEADS, DIM), 99, dtype=torch.int8, device="npu")
     scales = torch.full((2, pages, KV_HEADS, PAGE), float("nan"), device="npu")
@@ -85,12 +87,12 @@ def test_int8_pages(name: str, lengths: str) -> None:
         slots.to("npu"),
         target,
     )
-    stored = Attend(integers[0].cpu(), integers[1].cpu(), attend.scale, scales=scales.cpu())
+    stored = Attend(integers[0].cpu(), integers[1].cpu(), attend.scale, window, scales=scales.cpu())
     exact = paged_attention(query, rows, attend)
     expected = paged_attention(query, rows, stored)
     assert (expected - exact).abs().max() < 0.1  # the rounding of keys and values
     tensors = {name: getattr(rows, name).to("npu") for name in ("row_starts", "context_lens", "page_table")}
-    on_npu = Attend(integers[0], integers[1], attend.scale, scales=scales)
+    on_npu = Attend(integers[0], integers[1], attend.scale, window, scales=scales)
     before = kernels.calls.total()
     actual = PAGED[name](query.to("npu", torch.bfloat16), replace(rows, **tensors), on_npu)
     assert kernels.calls.total() > before
