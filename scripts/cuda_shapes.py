@@ -74,15 +74,6 @@ def add_rms_norm(pick: random.Random) -> None:
     torch.ops.localllm.add_rms_norm(x.new_empty(rows, dim), x, residual, floats(dim, dtype=dtype), 1e-6, 0.0)
 
 
-def layer_norm(pick: random.Random) -> None:
-    rows = pick.randint(1, 40)
-    dim = width(pick, 9000)
-    dtype = pick.choice(FLOATS)
-    x = rows_apart(pick, rows, dim, dtype=dtype)
-    bias = floats(dim, dtype=dtype) if pick.random() < 0.5 else None
-    torch.ops.localllm.layer_norm(x.new_empty(rows, dim), x, floats(dim, dtype=dtype), bias, 1e-6)
-
-
 def gate(pick: random.Random) -> None:
     rows = pick.randint(1, 40)
     dim = width(pick)
@@ -409,7 +400,6 @@ def moved(value: Any) -> Any:
 KERNELS: Mapping[str, Draw] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
-    "layer_norm": layer_norm,
     "gate": gate,
     "rope": rope,
     "store": store,

@@ -10,7 +10,6 @@ from .arguments import FLOATS
 
 _rms_norm = torch.ops.localllm.rms_norm.default
 _add_rms_norm = torch.ops.localllm.add_rms_norm.default
-_layer_norm = torch.ops.localllm.layer_norm.default
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -31,16 +30,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     out = torch.empty_like(rows)
     _add_rms_norm(out, rows, residual, weight, eps, offset)
     return out, residual
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    same_dtype = bias is None or bias.dtype == weight.dtype
-    if not same_dtype or not _supported(x, weight):
-        return reference.layer_norm(x, weight, bias, eps)
-    rows = _rows(x)
-    out = torch.empty_like(rows)
-    _layer_norm(out, rows, weight, bias, eps)
-    return out if rows.shape == x.shape else out.view(x.shape)
 
 
 def _supported(x: Tensor, weight: Tensor) -> bool:

@@ -7,7 +7,7 @@ from ..ops.norm import Norm
 from ..ops.rope import Rope
 from . import activation, norm, rope
 
-NORM = Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm)
+NORM = Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm)
 ACTIVATION = Activation(
     silu_and_mul=activation.silu_and_mul,
     gelu_and_mul=activation.gelu_and_mul,

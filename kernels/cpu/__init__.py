@@ -16,7 +16,7 @@ from ..compiled.library import LibraryMissing, find_library, load_ops
 
 # Ops that write their results into tensor arguments and return nothing, so their fake implementations are empty.
 OPS_WITHOUT_RESULT = (
-    "rms_norm add_rms_norm layer_norm gate rope store copy_pages append attention latent_attention pack linear route "
+    "rms_norm add_rms_norm gate rope store copy_pages append attention latent_attention pack linear route "
     "experts routed_experts embedding lora_add lora_embedding causal_conv gated_delta ssd gated_norm greedy draw mask "
     "logprob layer layers first_touch"
 ).split()

@@ -20,8 +20,7 @@ struct NormArgs {
   const void* x;
   void* residual;  // [rows, dim] dense, input and output; null: no residual
   const void* weight;
-  const void* bias;  // [dim], layer norm only; null: no bias
-  Type type;         // type of out, x and residual
+  Type type;  // type of out, x and residual
   Type weight_type;
   int64_t rows, heads, dim;      // x is [rows, heads, dim]; heads = 1 for x of [rows, dim]
   int64_t x_stride, out_stride;  // elements from row to row; the heads of a row are dense
@@ -300,7 +299,6 @@ struct LogprobArgs {  // the logprob of one token per row
 struct Variant {
   const char* name;
   void (*rms_norm)(const NormArgs&, const Worker&);
-  void (*layer_norm)(const NormArgs&, const Worker&);
   void (*gate)(const ActivationArgs&, const Worker&);
   void (*rope)(const RopeArgs&, const Worker&);
   void (*store)(const StoreArgs&, const Worker&);

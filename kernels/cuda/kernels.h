@@ -20,7 +20,6 @@ struct CopyCachePagesArgs {
 };
 
 void rms_norm(const NormArgs& args, cudaStream_t stream);
-void layer_norm(const NormArgs& args, cudaStream_t stream);
 void gate(const ActivationArgs& args, cudaStream_t stream);
 void rope(const RopeArgs& args, cudaStream_t stream);
 void store(const StoreArgs& args, cudaStream_t stream);

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,26 +22,6 @@ def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Like `rope`, for the pairs (2i, 2i + 1), as in GPT-J and GLM."""
     return _neighbours(query, cos, sin), _neighbours(key, cos, sin)
-
-
-def by_section(cos: Tensor, sin: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Multimodal positions (Qwen2-VL, Wang et al., 2024): combine the tables of three kinds of positions into one.
-
-    cos and sin [3 (time, height, width), tokens, half] -> [tokens, half], the arguments of any rotation. The first
-    sizes[0] frequencies rotate by the time position, the next sizes[1] by the height, the last sizes[2] by the width.
-    Raises ValueError if the sizes do not add up to half.
-    """
-    if len(sizes) != len(cos) or sum(sizes) != cos.shape[-1]:
-        raise ValueError(
-            f"rope: the sections {list(sizes)} must be {len(cos)} numbers with the sum {cos.shape[-1]} (rotary dim / 2)"
-        )
-
-    def pick(table: Tensor) -> Tensor:
-        return torch.cat([row[..., part] for row, part in zip(table, parts, strict=True)], dim=-1)
-
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    parts = [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-    return pick(cos), pick(sin)
 
 
 def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

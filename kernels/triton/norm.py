@@ -16,7 +16,7 @@ MAX_DIM = 8192  # largest dim: a program keeps a row in registers
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     if not _supported(x):
         return reference.rms_norm(x, weight, eps, offset)
-    return _launch(x, None, weight, None, eps, offset, centred=False)
+    return _launch(x, None, weight, eps, offset)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -24,30 +24,22 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     writable = residual.is_contiguous() and residual.dtype == x.dtype
     if not writable or x.dim() != 2 or not _supported(x):
         return reference.add_rms_norm(x, residual, weight, eps, offset)
-    return _launch(x, residual, weight, None, eps, offset, centred=False), residual
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    if not _supported(x):
-        return reference.layer_norm(x, weight, bias, eps)
-    return _launch(x, None, weight, bias, eps, 0.0, centred=True)
+    return _launch(x, residual, weight, eps, offset), residual
 
 
 def _supported(x: Tensor) -> bool:
     return supports(x) and x.shape[-1] <= MAX_DIM and x.stride(-1) == 1
 
 
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
-) -> Tensor:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> Tensor:
     rows = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
     heads = rows.shape[1] if rows.dim() == 3 else 1
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dim = x.shape[-1]
     if out.numel():
         _normalise[(out.numel() // dim,)](
-            out, rows, residual, weight, bias, heads, rows.stride(0), rows.stride(1), dim, eps, offset,
-            CENTRED=centred, DIM=triton.next_power_of_2(dim), num_warps=_warps(dim),
+            out, rows, residual, weight, heads, rows.stride(0), rows.stride(1), dim, eps, offset,
+            DIM=triton.next_power_of_2(dim), num_warps=_warps(dim),
         )  # fmt: skip
     return out
 
@@ -59,8 +51,7 @@ def _warps(dim: int) -> int:
 
 @triton.jit
 def _normalise(
-    out, x, residual, weight, bias, heads, row_stride, head_stride, dim, eps, offset,
-    CENTRED: tl.constexpr, DIM: tl.constexpr,
+    out, x, residual, weight, heads, row_stride, head_stride, dim, eps, offset, DIM: tl.constexpr
 ):  # fmt: skip
     """One program per row, or per head of a row."""
     row = tl.program_id(0).to(tl.int64)
@@ -74,9 +65,5 @@ def _normalise(
         values = total.to(values.dtype)  # normalise the rounded sum, as it is stored in the residual stream
         tl.store(to_residual, values, mask=inside)
     wide = values.to(tl.float32)
-    if CENTRED:
-        wide = tl.where(inside, wide - tl.sum(wide, 0) / dim, 0.0)
     wide *= tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps) * scales
-    if bias is not None:
-        wide += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * dim + column, wide.to(values.dtype), mask=inside)

@@ -19,7 +19,7 @@ def with_triton(ops: Ops) -> Ops:
     """These ops with a Triton kernel for each op that has one."""
     return replace(
         ops,
-        norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
+        norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm),
         activation=Activation(
             silu_and_mul=activation.silu_and_mul,
             gelu_and_mul=activation.gelu_and_mul,

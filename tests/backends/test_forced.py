@@ -22,7 +22,7 @@ def fused(*_: Any) -> Any: ...
 
 
 SECOND = replace(Ops(), norm=Norm(rms=second), activation=Activation(silu_and_mul=second))
-FIRST = replace(SECOND, norm=Norm(rms=first, layer=first), layer=Layer(decoder=fused))
+FIRST = replace(SECOND, norm=Norm(rms=first, add_rms=first), layer=Layer(decoder=fused))
 KERNELS = (KernelSet("first", FIRST, base=SECOND), KernelSet("second", SECOND), REFERENCES)
 
 
@@ -34,13 +34,13 @@ def changed(*choices: str) -> dict[str, Any]:
 
 def test_chosen_implementations_replace_an_op_a_family_or_all() -> None:
     silu = {"activation.silu_and_mul": second}
-    assert changed() == silu | {"norm.rms": first, "norm.layer": first, "layer.decoder": fused}
-    assert changed("norm.rms=second") == silu | {"norm.rms": second, "norm.layer": first}
+    assert changed() == silu | {"norm.rms": first, "norm.add_rms": first, "layer.decoder": fused}
+    assert changed("norm.rms=second") == silu | {"norm.rms": second, "norm.add_rms": first}
     assert changed("norm=second") == changed("norm.rms=second"), "the set has one norm"
     assert changed("norm=reference") == silu
     assert changed("norm=reference", "norm.rms=first") == silu | {"norm.rms": first}, "no fused op with other norms"
     assert changed("all=reference") == {}
-    assert changed("all=reference", "norm=first") == {"norm.rms": first, "norm.layer": first}
+    assert changed("all=reference", "norm=first") == {"norm.rms": first, "norm.add_rms": first}
     assert changed("all=first", "norm=reference") == silu
 
 
@@ -51,7 +51,7 @@ def test_chosen_implementations_replace_an_op_a_family_or_all() -> None:
         ("rop=first", "unknown op 'rop'", "did you mean rope?"),
         ("al=reference", "unknown op 'al'", "did you mean all?"),
         ("norm.rms=thrid", "norm.rms has no implementation 'thrid'", "first, second, reference"),
-        ("norm.layer=second", "norm.layer has no implementation 'second'", "first, reference"),
+        ("norm.add_rms=second", "norm.add_rms has no implementation 'second'", "first, reference"),
         ("rope=first", "rope has no implementation 'first'", ": reference"),
         ("layer=first", "layer=first has no effect on layer.decoder", "leave out layer=first"),
         ("norm.rms", "'norm.rms' names no implementation", "write norm.rms=reference"),

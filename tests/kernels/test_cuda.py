@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 OPS = {
-    *("norm.rms", "norm.add_rms", "norm.layer", "rope.neox", "rope.interleaved"),
+    *("norm.rms", "norm.add_rms", "rope.neox", "rope.interleaved"),
     *("kv.store", "kv.copy_pages", "kv.append", "linear.embedding"),
     *("activation.silu_and_mul", "activation.gelu_and_mul", "activation.gelu_tanh_and_mul"),
 }
@@ -70,10 +70,6 @@ def test_norms_of_every_width(ops: Ops, dim: int, dtype: torch.dtype) -> None:
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 8e-3}[dtype]
     reference = Ops().norm.rms(x.double(), weight.double(), 1e-5)
     torch.testing.assert_close(ops.norm.rms(x, weight, 1e-5).double(), reference, rtol=tolerance, atol=tolerance)
-    reference = Ops().norm.layer(x.double(), weight.double(), None, 1e-5)
-    torch.testing.assert_close(
-        ops.norm.layer(x, weight, None, 1e-5).double(), reference, rtol=tolerance, atol=tolerance
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,8 +81,6 @@ def test_norms_of_many_rows(ops: Ops, rows: int, dim: int, dtype: torch.dtype) -
     x, stream, weight = (torch.randn(*size, device="cuda").to(dtype) for size in ((rows, dim), (rows, dim), (dim,)))
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     expected, summed = Ops().norm.add_rms(x.double(), stream.double(), weight.double(), 1e-5)
-    centred = Ops().norm.layer(x.double(), weight.double(), None, 1e-5)
-    torch.testing.assert_close(ops.norm.layer(x, weight, None, 1e-5).double(), centred, rtol=tolerance, atol=tolerance)
     found, after = ops.norm.add_rms(x, stream, weight, 1e-5)
     torch.testing.assert_close(after.double(), summed, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found.double(), expected, rtol=2 * tolerance, atol=2 * tolerance)

@@ -55,10 +55,9 @@ def sampling_builds() -> Iterator[Build]:
 
 def element_builds(target: Target) -> Iterator[Build]:
     bf16 = "*bf16"
-    yield build("add-rms", norm._normalise, bf16, norm._warps(4096), bias=None, CENTRED=False, DIM=4096)
-    yield build("widest", norm._normalise, bf16, norm._warps(norm.MAX_DIM), bias=None, CENTRED=False, DIM=norm.MAX_DIM)
-    types = {"x": FLOATS, "weight": FLOATS, "bias": FLOATS}
-    yield build("layer", norm._normalise, FLOATS, 4, types, residual=None, CENTRED=True, DIM=1024)
+    yield build("add-rms", norm._normalise, bf16, norm._warps(4096), DIM=4096)
+    yield build("widest", norm._normalise, bf16, norm._warps(norm.MAX_DIM), DIM=norm.MAX_DIM)
+    yield build("rms", norm._normalise, FLOATS, 4, {"x": FLOATS, "weight": FLOATS}, residual=None, DIM=1024)
     for kind in range(3):
         yield build(f"kind-{kind}", activation._gate, bf16, KIND=kind, SPAN=activation.SPAN)
     yield build("interleaved", rope._rotate, bf16, 1, NEOX=False, DIM=128)

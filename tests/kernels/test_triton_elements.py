@@ -38,7 +38,7 @@ pytestmark = [
 VOCAB = 20_011 if GPU else 2_411
 REFERENCE = Ops()
 FAST = Ops(
-    norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
+    norm=Norm(norm.rms_norm, norm.add_rms_norm),
     activation=Activation(activation.silu_and_mul, activation.gelu_and_mul, activation.gelu_tanh_and_mul),
     rope=Rope(rope.rope, rope.interleaved_rope),
     kv=KV(append=kv.append, append_latent=kv.append_latent),

@@ -5,7 +5,7 @@
 namespace localllm {
 
 NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps,
-                        double offset, const Tensor* residual, const Tensor* bias) {
+                        double offset, const Tensor* residual) {
   Argument to(op, "out", out), from(op, "x", x), scale(op, "weight", weight);
   if (from.dims() == 3) {
     from.shaped({ANY, ANY, ANY});
@@ -37,12 +37,6 @@ NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const 
     if (sum.shaped({args.rows, dim}).dense().number() != args.type)
       refuse(op.name, ": residual and x are of different types");
     args.residual = sum.data();
-  }
-  if (bias) {
-    Argument shift(op, "bias", *bias);
-    if (shift.shaped({dim}).dense().number() != args.weight_type)
-      refuse(op.name, ": bias and weight are of different types");
-    args.bias = shift.data();
   }
   return args;
 }

@@ -6,10 +6,9 @@
 
 namespace localllm {
 
-// x and out [rows, dim] or [rows, heads, dim]; weight [dim]; residual [rows, dim] (input and output) and bias [dim], or
-// null
+// x and out [rows, dim] or [rows, heads, dim]; weight [dim]; residual [rows, dim] (input and output) or null
 NormArgs norm_arguments(const Op& op, const Tensor& out, const Tensor& x, const Tensor& weight, double eps,
-                        double offset, const Tensor* residual, const Tensor* bias);
+                        double offset, const Tensor* residual);
 
 // out [rows, dim], x [rows, 2 dim]
 ActivationArgs gate_arguments(const Op& op, const Tensor& out, const Tensor& x, int64_t kind);

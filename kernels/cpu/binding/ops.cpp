@@ -36,18 +36,13 @@ int64_t bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
 int64_t norm_bytes(const NormArgs& args) { return 2 * args.rows * args.heads * args.dim * bytes_of(args.type); }
 
 void rms_norm(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
-  NormArgs args = norm_arguments("rms_norm", out, x, weight, eps, offset, nullptr, nullptr);
+  NormArgs args = norm_arguments("rms_norm", out, x, weight, eps, offset, nullptr);
   run(variant().rms_norm, args, norm_bytes(args));
 }
 
 void add_rms_norm(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
-  NormArgs args = norm_arguments("add_rms_norm", out, x, weight, eps, offset, &residual, nullptr);
+  NormArgs args = norm_arguments("add_rms_norm", out, x, weight, eps, offset, &residual);
   run(variant().rms_norm, args, 2 * norm_bytes(args));
-}
-
-void layer_norm(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
-  NormArgs args = norm_arguments("layer_norm", out, x, weight, eps, 0.0, nullptr, bias ? &*bias : nullptr);
-  run(variant().layer_norm, args, norm_bytes(args));
 }
 
 void gate(Tensor out, Tensor x, int64_t kind) {
@@ -360,7 +355,6 @@ int64_t packed_bytes(int64_t format, int64_t out_features, int64_t in_features, 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("rms_norm", TORCH_BOX(&ops::rms_norm));
   library.impl("add_rms_norm", TORCH_BOX(&ops::add_rms_norm));
-  library.impl("layer_norm", TORCH_BOX(&ops::layer_norm));
   library.impl("gate", TORCH_BOX(&ops::gate));
   library.impl("rope", TORCH_BOX(&ops::rope));
   library.impl("store", TORCH_BOX(&ops::store));

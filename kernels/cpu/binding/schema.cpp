@@ -6,7 +6,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
   for (const char* schema : {
            "rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float eps, float offset) -> ()",
            "add_rms_norm(Tensor(a!) out, Tensor x, Tensor(b!) residual, Tensor weight, float eps, float offset) -> ()",
-           "layer_norm(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, float eps) -> ()",
            "gate(Tensor(a!) out, Tensor x, int kind) -> ()",
            "rope(Tensor(a!) x, Tensor cos, Tensor sin, int rotation) -> ()",
            "store(Tensor key, Tensor value, Tensor(a!) key_pages, Tensor(b!) value_pages, Tensor slots) -> ()",

@@ -16,7 +16,6 @@ namespace localllm {
 namespace REST {
 
 void rms_norm(const NormArgs&, const Worker&);
-void layer_norm(const NormArgs&, const Worker&);
 void gate(const ActivationArgs&, const Worker&);
 void rope(const RopeArgs&, const Worker&);
 void store(const StoreArgs&, const Worker&);
@@ -61,7 +60,6 @@ extern const Variant table;
 const Variant table = {
     .name = TEXT(VARIANT),
     .rms_norm = rms_norm,
-    .layer_norm = layer_norm,
     .gate = gate,
     .rope = rope,
     .store = store,

@@ -9,18 +9,13 @@ namespace localllm::cuda {
 namespace {
 
 void rms_norm_op(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
-  NormArgs args = norm_arguments({"rms_norm", out}, out, x, weight, eps, offset, nullptr, nullptr);
+  NormArgs args = norm_arguments({"rms_norm", out}, out, x, weight, eps, offset, nullptr);
   rms_norm(args, Stream(out));
 }
 
 void add_rms_norm_op(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
-  NormArgs args = norm_arguments({"add_rms_norm", out}, out, x, weight, eps, offset, &residual, nullptr);
+  NormArgs args = norm_arguments({"add_rms_norm", out}, out, x, weight, eps, offset, &residual);
   rms_norm(args, Stream(out));
-}
-
-void layer_norm_op(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
-  NormArgs args = norm_arguments({"layer_norm", out}, out, x, weight, eps, 0.0, nullptr, bias ? &*bias : nullptr);
-  layer_norm(args, Stream(out));
 }
 
 void gate_op(Tensor out, Tensor x, int64_t kind) {
@@ -94,7 +89,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("rms_norm", TORCH_BOX(&rms_norm_op));
   library.impl("add_rms_norm", TORCH_BOX(&add_rms_norm_op));
-  library.impl("layer_norm", TORCH_BOX(&layer_norm_op));
   library.impl("gate", TORCH_BOX(&gate_op));
   library.impl("rope", TORCH_BOX(&rope_op));
   library.impl("store", TORCH_BOX(&store_op));

@@ -1,4 +1,4 @@
-// RMS norm and layer norm. One block per row; the row stays in registers between the reduction and the scaling.
+// RMS norm. One block per row; the row stays in registers between the reduction and the scaling.
 #include <algorithm>
 
 #include "../device/overlap.cuh"
@@ -19,8 +19,8 @@ struct RowLayout {  // offset of row r of [rows, heads, dim]
 
 template <class T, class W, int N, bool RESIDUAL>
 __global__ void __launch_bounds__(MAX_THREADS)
-    normalise(T* out, const T* x, T* residual, const W* weight, const W* bias, RowLayout from, RowLayout to, int dim,
-              float eps, float offset, bool centred) {
+    normalise(T* out, const T* x, T* residual, const W* weight, RowLayout from, RowLayout to, int dim, float eps,
+              float offset) {
   auto element = [&](int iteration) { return (iteration * blockDim.x + threadIdx.x) * N; };
   launch_dependents();
   if (element(0) < dim) asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + element(0)));
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
   Vec<W, N> cached_weights[CACHED_VECTORS];  // loaded before the reduction, to hide the latency
   auto load_row = [&](int first, float* values) { load<N>((RESIDUAL ? stream : row) + first, values); };
 
-  float sum = 0.0f, squares = 0.0f;
+  float squares = 0.0f;
   auto accumulate = [&](int first, float* values) {
     load<N>(row + first, values);
     if (RESIDUAL) {
@@ -48,10 +48,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
       save<N>(stream + first, values);
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-      sum += values[i];
-      squares += values[i] * values[i];
-    }
+    for (int i = 0; i < N; i++) squares += values[i] * values[i];
   };
 #pragma unroll
   for (int h = 0; h < CACHED_VECTORS; h++)  // unrolled, so that the arrays are in registers
@@ -64,42 +61,23 @@ __global__ void __launch_bounds__(MAX_THREADS)
     accumulate(first, values);
   }
 
-  float mean = 0.0f;
-  if (centred) {  // two passes, because one pass would subtract two large sums and lose precision
-    mean = sum_of_block(sum) / dim;
-    squares = 0.0f;
-    for (int iteration = 0, first; (first = element(iteration)) < dim; iteration++) {
-      float values[N];
-      load_row(first, values);
-#pragma unroll
-      for (int i = 0; i < N; i++) squares += (values[i] - mean) * (values[i] - mean);
-    }
-  }
   float scale = rsqrtf(sum_of_block(squares) / dim + eps);
 
 #pragma unroll
   for (int h = 0; h < CACHED_VECTORS; h++) {
     int first = element(h);
     if (first >= dim) return;
-    float shifts[N], values[N];
-    if (bias) load<N>(bias + first, shifts);
+    float values[N];
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-      values[i] = (cached[h][i] - mean) * scale * (to_float(cached_weights[h].values[i]) + offset);
-      if (bias) values[i] += shifts[i];
-    }
+    for (int i = 0; i < N; i++) values[i] = cached[h][i] * scale * (to_float(cached_weights[h].values[i]) + offset);
     save<N>(target + first, values);
   }
   for (int iteration = CACHED_VECTORS, first; (first = element(iteration)) < dim; iteration++) {
-    float weights[N], shifts[N], values[N];
+    float weights[N], values[N];
     load_row(first, values);
     load<N>(weight + first, weights);
-    if (bias) load<N>(bias + first, shifts);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-      values[i] = (values[i] - mean) * scale * (weights[i] + offset);
-      if (bias) values[i] += shifts[i];
-    }
+    for (int i = 0; i < N; i++) values[i] = values[i] * scale * (weights[i] + offset);
     save<N>(target + first, values);
   }
 }
@@ -112,15 +90,15 @@ int threads_of(int64_t rows, int64_t vectors) {
 }
 
 template <class T, class W, int N>
-void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
+void launch(const NormArgs& args, cudaStream_t stream) {
   int64_t rows = args.rows * args.heads, vectors = (args.dim + N - 1) / N;
   int threads = threads_of(rows, vectors);
   RowLayout from{unsigned(args.heads), args.dim, args.x_stride}, to{unsigned(args.heads), args.dim, args.out_stride};
   auto start = [&](auto kernel) {
     launch_early(
         kernel, rows, threads, 0, stream, static_cast<T*>(args.out), static_cast<const T*>(args.x),
-        static_cast<T*>(args.residual), static_cast<const W*>(args.weight), static_cast<const W*>(args.bias), from, to,
-        int(args.dim), args.eps, args.offset, centred);
+        static_cast<T*>(args.residual), static_cast<const W*>(args.weight), from, to, int(args.dim), args.eps,
+        args.offset);
   };
   if (args.residual)
     start(normalise<T, W, N, true>);
@@ -128,11 +106,13 @@ void launch(const NormArgs& args, bool centred, cudaStream_t stream) {
     start(normalise<T, W, N, false>);
 }
 
-void norm(const NormArgs& args, bool centred, cudaStream_t stream, const char* name) {
+}  // namespace
+
+void rms_norm(const NormArgs& args, cudaStream_t stream) {
   if (args.rows * args.heads == 0 || args.dim == 0) return;
-  if (args.rows * args.heads > MAX_GRID) throw std::runtime_error(std::string(name) + ": too many rows");
+  if (args.rows * args.heads > MAX_GRID) throw std::runtime_error("rms_norm: too many rows");
   int64_t size = size_of(args.type), weight_size = size_of(args.weight_type);
-  bool vectors = aligned({args.out, args.x, args.residual, args.weight, args.bias},
+  bool vectors = aligned({args.out, args.x, args.residual, args.weight},
                          {args.dim * size, args.dim * weight_size, args.x_stride * size, args.out_stride * size});
   with_type(args.type, [&](auto t) {
     using T = decltype(t);
@@ -140,18 +120,13 @@ void norm(const NormArgs& args, bool centred, cudaStream_t stream, const char* n
       using W = decltype(w);
       constexpr int N = WIDEST<T> < WIDEST<W> ? WIDEST<T> : WIDEST<W>;
       if (vectors)
-        launch<T, W, N>(args, centred, stream);
+        launch<T, W, N>(args, stream);
       else
-        launch<T, W, 1>(args, centred, stream);
+        launch<T, W, 1>(args, stream);
     };
     with_type(args.weight_type, start);  // weights keep their dtype in registers
   });
-  check_launch(name);
+  check_launch("rms_norm");
 }
-
-}  // namespace
-
-void rms_norm(const NormArgs& args, cudaStream_t stream) { norm(args, false, stream, "rms_norm"); }
-void layer_norm(const NormArgs& args, cudaStream_t stream) { norm(args, true, stream, "layer_norm"); }
 
 }  // namespace localllm::cuda

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..rope import by_section
 from .case import Case, Make
 
 
@@ -24,12 +23,6 @@ def _inputs(tokens: int, heads: int, kv_heads: int, dim: int, rotary: int) -> Ma
     return make
 
 
-def _sections(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-    angle = torch.rand(3, 5, 16, generator=generator) * 100.0
-    cos, sin = by_section(angle.cos(), angle.sin(), (4, 6, 6))
-    return {**_inputs(5, 4, 2, 32, 32)(generator, dtype), "cos": cos, "sin": sin}
-
-
 CASES = [
     Case(f"rope.{op}", label, make)
     for op in ("neox", "interleaved")
@@ -39,6 +32,5 @@ CASES = [
         ("partial", _inputs(5, 4, 1, 48, 24)),
         ("odd-half", _inputs(3, 2, 1, 37, 22)),
         ("no-tokens", _inputs(0, 4, 2, 32, 32)),
-        ("sections", _sections),
     ]
 ]

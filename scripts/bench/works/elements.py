@@ -64,7 +64,6 @@ def elements(shape: Shape, dtype: torch.dtype) -> Iterator[Work]:
     # (op, numbers that it reads for each token, function that makes its arguments)
     cases: list[tuple[str, int, Callable[[int], Arguments]]] = [
         ("norm.rms", shape.hidden, ops.norm),
-        ("norm.layer", shape.hidden, ops.layer_norm),
         ("norm.add_rms", 2 * shape.hidden, ops.add_norm),
         ("linear.embedding", shape.hidden, ops.embedding),
         ("activation.silu_and_mul", 2 * shape.inner, ops.gate),
@@ -93,9 +92,6 @@ class Elements:
 
     def add_norm(self, tokens: int) -> Arguments:
         return {**self.norm(tokens), "residual": self._randn(tokens, self.shape.hidden)}
-
-    def layer_norm(self, tokens: int) -> Arguments:
-        return {**self.norm(tokens), "bias": self._randn(self.shape.hidden)}
 
     def embedding(self, tokens: int) -> Arguments:
         weight = _table(self.shape.vocab, self.shape.hidden, self.dtype)
