@@ -44,13 +44,14 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 def _quantization(folder: Path) -> dict[str, Any]:
     """The weight format in a file beside config.json; empty if there is none."""
-    if (folder / GPTQ).exists():
+    present = {file.name for file in folder.iterdir()}
+    if GPTQ in present:
         return {"quant_method": "gptq", **read_json(folder / GPTQ)}
-    if (folder / AWQ).exists():
+    if AWQ in present:
         values = read_json(folder / AWQ)
         return {"quant_method": "awq", **{_AWQ_FIELDS.get(key, key): value for key, value in values.items()}}
-    if (folder / MODELOPT).exists():
+    if MODELOPT in present:
         table = Fields(read_json(folder / MODELOPT), MODELOPT).table("quantization")
         return {"quant_method": "modelopt", **{key: table.get(key) for key in table}}
-    description = next((folder / name for name in MODELSLIM if (folder / name).exists()), None)
-    return {} if description is None else {"quant_method": "modelslim", **read_json(description)}
+    description = next((name for name in MODELSLIM if name in present), "")
+    return {"quant_method": "modelslim", **read_json(folder / description)} if description else {}
