@@ -133,7 +133,7 @@ class PackedFile:
         fields = list(entry["fields"])
         for index, value in enumerate(fields):
             if value is None:
-                fields[index] = views[f"{name}:{index}"]
+                fields[index] = views.get(f"{name}:{index}")  # an optional tensor stays None
         return Product(entry["op"], self._kinds[entry["kind"]](*fields))
 
     def write(self, products: Mapping[str, Product]) -> None:
