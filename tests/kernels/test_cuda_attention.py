@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ pytest.importorskip("triton")
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.cases.case import TOLERANCES
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_attention import inputs, on_device
+from .test_triton_attention import inputs, on_device
 
 pytestmark = [
     pytest.mark.real,

@@ -4,9 +4,7 @@ wgmma (only on Hopper) and the kernel with mma.sync."""
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,7 @@ from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.cases.attention import CASES
 from localllm.kernels.ops.cases.case import TOLERANCES
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_attention import inputs, on_device
+from .test_triton_attention import inputs, on_device
 
 HOPPER = torch.cuda.is_available() and gpu_properties(torch.device("cuda")).capability == (9, 0)
 pytestmark = [

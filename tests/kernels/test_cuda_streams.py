@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,7 @@ from localllm.kernels.ops.cases.layer import inputs as layer_inputs
 from localllm.kernels.ops.cases.reference_check import copy_to, device_arguments
 from localllm.kernels.ops.linear import Fp8
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_attention import inputs, on_device
+from .test_triton_attention import inputs, on_device
 
 pytestmark = [
     pytest.mark.real,
