@@ -26,8 +26,7 @@ from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
 from ..pytorch.gpu.memory import GpuMemory
 from ..pytorch.graphs.cuda import CudaRecorder
-from ..pytorch.opening import DTYPES, open_runner, plan_memory
-from ..pytorch.selftest import self_tested
+from ..pytorch.opening import open_runner, plan_memory, with_self_test
 from ..pytorch.streams import SideStream
 from .driver import Driver
 from .ops import KERNELS, MISSING, OPS
@@ -101,16 +100,8 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
     MEMORY.limit_allocator()
     free = MEMORY.free()
-    warnings = tuple(_missing_kernels())
-    device = replace(_device(files), warnings=warnings)
-    if options.self_test_dir is not None:
-        gpu = torch.cuda.get_device_name()
-        tested = DTYPES.get(options.dtype, device.dtype)
-        candidates = tuple(one.ops for one in device.kernels)
-        ops, replacements = self_tested(candidates, device.type, tested, options.self_test_dir, gpu, _versions())
-        # A LoRA kernel that failed the self-test cannot be chosen by name.
-        backends = {name: lora for name, lora in device.lora_backends.items() if name != "cpp" or lora == ops.lora}
-        device = replace(device, ops=ops, lora_backends=backends, warnings=warnings + replacements)
+    device = replace(_device(files), warnings=tuple(_missing_kernels()))
+    device = with_self_test(device, options, torch.cuda.get_device_name(), _versions())
     return open_runner(files, options, device, free)
 
 

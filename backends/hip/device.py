@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,8 +19,8 @@ from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
 from ..pytorch.gpu.memory import GpuMemory
 from ..pytorch.graphs.cuda import CudaRecorder
-from ..pytorch.opening import DTYPES, open_runner, plan_memory
-from ..pytorch.selftest import self_tested
+from ..pytorch.opening import open_runner, plan_memory, with_self_test
+from ..pytorch.selftest import sources_hash
 from ..pytorch.streams import SideStream
 from .gpus import Gpu
 from .installation import rocm, triton_problem, visible
@@ -58,11 +57,7 @@ def open_on_hip(files: ModelFiles, options: LoadOptions) -> Runner:
     gpu = visible()[0]
     _memory(gpu).limit_allocator()
     device = device_for(files, gpu)
-    if options.self_test_dir is not None:
-        dtype = DTYPES.get(options.dtype, device.dtype)
-        candidates = tuple(one.ops for one in device.kernels)
-        ops, replacements = self_tested(candidates, device.type, dtype, options.self_test_dir, gpu.title, _versions())
-        device = replace(device, ops=ops, warnings=device.warnings + replacements)
+    device = with_self_test(device, options, gpu.title, _versions())
     return open_runner(files, options, device, _memory(gpu).free())
 
 
@@ -100,5 +95,4 @@ def _versions() -> Iterator[str]:
     yield platform.release()
     if not triton_problem():
         yield version("triton")
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        yield hashlib.sha256(file.read_bytes()).hexdigest()
+    yield sources_hash(Path(__file__).parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,8 +17,8 @@ from ...engine.options import RARE, LoadOptions
 from ...engine.runner import Runner
 from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
-from ..pytorch.opening import DTYPES, open_runner, plan_memory
-from ..pytorch.selftest import self_tested
+from ..pytorch.opening import open_runner, plan_memory, with_self_test
+from ..pytorch.selftest import sources_hash
 from ..pytorch.streams import SideStream
 from .attention import OTHERS
 from .defaults import MAX_GRAPHS, PAGE_SIZE, tier
@@ -35,14 +34,7 @@ def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
 
     from .memory import MEMORY
 
-    npu = device(options)
-    if options.self_test_dir is not None:
-        chip = torch_npu.npu.get_device_name()
-        dtype = DTYPES.get(options.dtype, npu.dtype)
-        ops, replacements = self_tested(
-            tuple(one.ops for one in KERNELS), npu.type, dtype, options.self_test_dir, chip, _versions()
-        )
-        npu = replace(npu, ops=ops, warnings=replacements)
+    npu = with_self_test(device(options), options, torch_npu.npu.get_device_name(), _versions())
     if options.prefetch == "on":
         npu = replace(npu, ops=with_prefetch(npu.ops, npu.streams()))
     return open_runner(files, options, npu, MEMORY.free())
@@ -61,8 +53,7 @@ def _versions() -> Iterator[str]:
 
     yield package_version("torch_npu")
     yield str(torch_npu.npu.utils.get_cann_version())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        yield hashlib.sha256(file.read_bytes()).hexdigest()
+    yield sources_hash(Path(__file__).parent)
 
 
 def _with(paged: Callable[..., torch.Tensor], device: Device) -> Device:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
+from itertools import dropwhile
 
 import torch
 
@@ -14,6 +16,7 @@ from ...engine.files.tied_head import with_stored_head
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
 from ...engine.runner import Runner
+from ...kernels.ops.lora import Lora
 from .choice import with_attention, with_lora_backend
 from .device import Device, Recorder
 from .expert_shapes import check_experts
@@ -31,11 +34,29 @@ from .memory_plan import cache_dtype, capturable_tokens, chosen_graphs, expected
 from .models import accepts
 from .plugins import with_tested_plugins
 from .runner import Model, TorchRunner
+from .selftest import self_tested
 from .weights import Weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
 
 MEASURED_BELOW = 4  # the workspace is measured and reserved if less than this multiple of its estimate stays free
+
+
+def with_self_test(device: Device, options: LoadOptions, title: str, versions: Iterable[str]) -> Device:
+    """`device` with the kernels that pass the self-test, and warnings about the others. If the options name no folder
+    for the verdicts, nothing is tested.
+
+    `title`, `versions`: see self_tested. Raises ModelRefused if a kernel breaks the device.
+    """
+    if options.self_test_dir is None:
+        return device
+    dtype = DTYPES.get(options.dtype, device.dtype)
+    candidates = tuple(kernel_set.ops for kernel_set in device.kernels)
+    ops, replacements = self_tested(candidates, device.type, dtype, options.self_test_dir, title, versions)
+    # The sets before the one of ops.lora failed, so a user cannot choose their LoRA kernels by name.
+    passed = dict(dropwhile(lambda backend: backend[1] != ops.lora, device.lora_backends.items()))
+    backends = passed or {"torch_native": Lora()}
+    return replace(device, ops=ops, lora_backends=backends, warnings=device.warnings + replacements)
 
 
 def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:

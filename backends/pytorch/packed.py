@@ -33,7 +33,7 @@ from ...kernels.ops.projection import Product
 from .checksums import Checksums, count, read_checked
 from .mapped import DTYPES
 
-VERSION = 2  # version of the file format
+VERSION = 3  # version of the file format
 ALIGNMENT = 64  # bytes; every tensor starts at a multiple, because the widest vector loads have this width
 SPARE = 2**30  # bytes of disk space that stay free
 SUMS = "~sums"  # name of the tensor with the checksums; names that start with ~ are no weights
@@ -131,9 +131,8 @@ class PackedFile:
 
     def _product(self, name: str, entry: Mapping[str, Any], views: Mapping[str, Tensor]) -> Product:
         fields = list(entry["fields"])
-        for index, value in enumerate(fields):
-            if value is None:
-                fields[index] = views.get(f"{name}:{index}")  # an optional tensor stays None
+        for index in entry["tensors"]:
+            fields[index] = views[f"{name}:{index}"]
         return Product(entry["op"], self._kinds[entry["kind"]](*fields))
 
     def write(self, products: Mapping[str, Product]) -> None:
@@ -179,10 +178,11 @@ class PackedFile:
 
 
 def _described(product: Product) -> dict[str, object]:
-    """The op and the fields of a product's packed weight, for the header of the file. Fields that are tensors are None:
-    the file has each tensor under the name "product name:field index"."""
+    """The op and the fields of a product's packed weight, for the header of the file. `tensors`: the indices of the
+    fields that are tensors; the file has each under the name "product name:field index"."""
     fields = [None if isinstance(value, Tensor) else value for value in product.weight]
-    return {"op": product.op, "kind": type(product.weight).__name__, "fields": fields}
+    tensors = [index for index, value in enumerate(product.weight) if isinstance(value, Tensor)]
+    return {"op": product.op, "kind": type(product.weight).__name__, "fields": fields, "tensors": tensors}
 
 
 def _tensors(products: Mapping[str, Product]) -> list[tuple[str, Tensor]]:

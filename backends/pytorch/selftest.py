@@ -35,6 +35,7 @@ from .failures import is_shortage
 MAX_REASON = 160  # characters
 SECONDS = 0.2  # seconds after which the test of an op starts no further case
 TEST_SECONDS = 120.0  # seconds after which a test counts as hung and the process ends: a kernel cannot be interrupted
+KERNELS = Path(kernels.__file__).parent  # the sources of all kernels and cases
 STDERR = 2  # the file descriptor, because sys.stderr may be replaced
 MAX_CASES = 8  # tested cases per op, evenly spread over all its cases; the test suite runs all cases
 
@@ -71,7 +72,7 @@ def self_tested(
     `device_title` is the display name of the device; the verdicts also depend on `versions`. Raises ModelRefused if a
     kernel breaks the device. The next start replaces this kernel, and any kernel whose test crashed twice.
     """
-    facts = [device_title, str(dtype), torch.__version__, _sources(), *versions]
+    facts = [device_title, str(dtype), torch.__version__, sources_hash(KERNELS), *versions]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     results = SelfTestResults.read(folder / f"{device}-{key[:16]}.json", device_title)
     with CrashMark(results.file.with_suffix(".running")) as mark:
@@ -179,10 +180,9 @@ def _usable(device: str) -> bool:
 
 
 @cache
-def _sources() -> str:
-    """SHA-256 of the Python sources of all kernels and cases."""
+def sources_hash(folder: Path) -> str:
+    """SHA-256 of the Python sources in the folder."""
     digest = hashlib.sha256()
-    for folder in map(Path, kernels.__path__):
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(file.read_bytes())
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +16,8 @@ from ...engine.options import LoadOptions, check_supported
 from ...engine.runner import Runner
 from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
-from ..pytorch.opening import DTYPES, open_runner, plan_memory
-from ..pytorch.selftest import self_tested
+from ..pytorch.opening import open_runner, plan_memory, with_self_test
+from ..pytorch.selftest import sources_hash
 from .installation import triton_problem
 from .memory import MEMORY, METER, driver_version
 from .ops import KERNELS, OPS
@@ -49,16 +48,11 @@ GRAPHS = ("auto", "off", "full")  # the values of the option `graphs`: torch can
 def open_on_xpu(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
     MEMORY.limit_allocator()
-    device = device_for(files, options)
-    warnings = tuple(filter(None, [_slower()]))
-    if options.self_test_dir is not None:
-        gpu = torch.xpu.get_device_name()
-        dtype = DTYPES.get(options.dtype, device.dtype)
-        candidates = tuple(one.ops for one in device.kernels)
-        ops, replacements = self_tested(candidates, device.type, dtype, options.self_test_dir, gpu, _versions())
-        device = replace(device, ops=ops)
-        warnings += replacements
-    return open_runner(files, options, replace(device, warnings=warnings), MEMORY.free())
+    problem = triton_problem()
+    warnings = (f"the Triton kernels are not used (slower): {problem}",) if problem else ()
+    device = replace(device_for(files, options), warnings=warnings)
+    device = with_self_test(device, options, torch.xpu.get_device_name(), _versions())
+    return open_runner(files, options, device, MEMORY.free())
 
 
 def plan_on_xpu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
@@ -74,16 +68,10 @@ def device_for(files: ModelFiles, options: LoadOptions) -> Device:
     return replace(DEVICE, dtype=torch.float32) if is_wide else DEVICE
 
 
-def _slower() -> str:
-    problem = triton_problem()
-    return f"the Triton kernels are not used (slower): {problem}" if problem else ""
-
-
 def _versions() -> Iterator[str]:
     """What the verdicts of the self-test depend on, besides torch and the GPU: the driver, Triton and these sources."""
     yield platform.release()
     yield driver_version()
     if not triton_problem():
         yield version("triton")
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        yield hashlib.sha256(file.read_bytes()).hexdigest()
+    yield sources_hash(Path(__file__).parent)

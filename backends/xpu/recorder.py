@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.batch import Ints
-from ..pytorch.device import Captured
 from ..pytorch.graphs.recorder import GraphRecorder
 
 
@@ -22,13 +20,3 @@ class XpuRecorder(GraphRecorder):
     def begin(self) -> None:
         self._graph = torch.xpu.XPUGraph()
         self._graph.capture_begin(pool=self._pool)
-
-    def end(self) -> Captured:
-        graph = self._graph
-        self._graph = None
-        graph.capture_end()
-
-        def replay(contexts: Ints) -> None:
-            graph.replay()  # its kernels read the contexts on the device
-
-        return replay

@@ -17,6 +17,8 @@ from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.cuda.driver import DriverFailed
+from localllm.backends.pytorch import opening
+from localllm.backends.pytorch.choice import lora_backends
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.gpu import memory
 from localllm.backends.pytorch.memory_plan import capturable_tokens, step_tokens
@@ -30,7 +32,9 @@ from localllm.kernels.gpu.limits import GpuLimits
 from localllm.kernels.gpu.properties import GpuProperties
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
+from localllm.kernels.ops.lora import Lora
 from localllm.kernels.ops.norm import Norm
+from localllm.kernels.ops.register import REFERENCES, KernelSet
 
 from . import canary
 
@@ -119,7 +123,7 @@ def test_self_test_uses_the_dtype_of_activations(
         calls.append(arguments)
         return Ops(), ("one is replaced",)
 
-    monkeypatch.setattr(on_cuda, "self_tested", tested)
+    monkeypatch.setattr(opening, "self_tested", tested)
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
     files = files_of(tmp_path / "model", torch.bfloat16)
     device, _ = opened(files, LoadOptions(self_test_dir=tmp_path))
@@ -130,6 +134,29 @@ def test_self_test_uses_the_dtype_of_activations(
         (tuple(one.ops for one in on_cuda.KERNELS), "cuda", dtype, tmp_path, "a GPU")
         for dtype in (torch.bfloat16, torch.float32)
     ]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "names"),
+    [
+        ((), ["cpp", "triton", "csgmv", "torch_native"]),
+        (("cpp",), ["triton", "csgmv", "torch_native"]),
+        (("cpp", "triton"), ["torch_native"]),
+    ],
+)
+def test_lora_kernels_that_fail_the_self_test_have_no_name(
+    rejected: tuple[str, ...], names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named() -> KernelSet:
+        return KernelSet("", replace(Ops(), lora=replace(Lora(), add=lambda *arguments: arguments)))
+
+    kernels = (replace(named(), name="cpp"), replace(named(), name="triton"), REFERENCES)
+    right = next(kernel_set for kernel_set in kernels if kernel_set.name not in rejected)
+    monkeypatch.setattr(opening, "self_tested", lambda *_: (right.ops, ()))
+    device = replace(on_cpu.DEVICE, kernels=kernels, lora_backends=lora_backends(kernels))
+    tested = opening.with_self_test(device, LoadOptions(self_test_dir=tmp_path), "a device", ())
+    assert list(tested.lora_backends) == names
+    assert opening.with_self_test(device, LoadOptions(), "a device", ()) is device
 
 
 def test_new_driver_compiler_or_library_repeats_the_self_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

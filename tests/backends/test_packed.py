@@ -20,6 +20,10 @@ from localllm.kernels.ops.projection import Product
 
 PRODUCTS = {
     "a": Product("int8", Int8(torch.arange(-33, 33, dtype=torch.int8).view(2, 33), torch.tensor([0.5, 2.0]))),
+    "static": Product(
+        "int8",
+        Int8(*(torch.ones(2, size).to(dtype) for size, dtype in ((4, torch.int8), (1, torch.float), (2, torch.float)))),
+    ),
     "b+c": Product("int4", Int4(*(torch.full((3, 2), at, dtype=torch.uint8) for at in (7, 8, 9)), 2, 4)),
     "d": Product("fp8", Fp8(torch.ones(2, 3).to(torch.float8_e4m3fn), torch.ones(2, 1), 3)),
 }

@@ -111,8 +111,8 @@ def test_changed_kernel_sources_repeat_the_self_test(tmp_path: Path, monkeypatch
     """A change of one file in a folder of kernels is enough."""
     (tmp_path / "kernels" / "triton").mkdir(parents=True)
     file = tmp_path / "kernels" / "triton" / "norm.py"
-    monkeypatch.setattr(selftest.kernels, "__path__", [str(tmp_path / "kernels")])
-    monkeypatch.setattr(selftest, "_sources", selftest._sources.__wrapped__)
+    monkeypatch.setattr(selftest, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(selftest, "sources_hash", selftest.sources_hash.__wrapped__)
     for count, text in enumerate(("one", "two", "one"), 1):
         file.write_text(text, "utf-8")
         run(tmp_path / "found", with_rms(right))

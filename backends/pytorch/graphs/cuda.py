@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ....engine.batch import Ints
-from ..device import Captured
 from .recorder import GraphRecorder
 
 
@@ -18,13 +16,3 @@ class CudaRecorder(GraphRecorder):
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-
-    def end(self) -> Captured:
-        graph = self._graph
-        self._graph = None
-        graph.capture_end()
-
-        def replay(contexts: Ints) -> None:
-            graph.replay()  # its kernels read the contexts on the device
-
-        return replay

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ....engine.batch import Ints
 from ..device import Captured
 
 
@@ -23,7 +24,7 @@ def capture_stream(module: ModuleType, device: int) -> Any:
 
 
 class GraphRecorder:
-    """See device.Recorder. All captures share one memory pool. A subclass begins and ends a capture."""
+    """See device.Recorder. All captures share one memory pool. A subclass begins a capture."""
 
     def __init__(self, module: ModuleType) -> None:
         """`module`: torch.cuda (also for HIP), torch.npu or torch.xpu."""
@@ -66,7 +67,15 @@ class GraphRecorder:
         raise NotImplementedError
 
     def end(self) -> Captured:
-        raise NotImplementedError
+        """See device.Recorder.end. The kernels of a replay read the contexts on the device."""
+        graph = self._graph
+        self._graph = None
+        graph.capture_end()
+
+        def replay(contexts: Ints) -> None:
+            graph.replay()
+
+        return replay
 
     def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         return function(*inputs)
