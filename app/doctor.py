@@ -103,7 +103,7 @@ class OpsReport:
 
     ops: dict[str, dict[str, str]]  # op -> platform -> name of the implementation; "-": there is none
     kernels: list[Listed]
-    plugins: dict[str, list[str]]  # plug-in -> what localllm does not use, with the reasons
+    plugins: dict[str, list[str]]  # plug-in -> its unused implementations, with the reasons
     without: list[str]  # backends without an ops table
     choices: list[str]  # LOCALLLM_DEV_OPS
     refused: dict[str, str]  # platform -> the error of a load with these choices

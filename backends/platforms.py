@@ -33,7 +33,10 @@ def kernel_sets() -> dict[str, tuple[KernelSet, ...]]:
     library."""
     names = [name for name in ORDER if find_spec(f"{__package__}.{name}.device")]
     modules = {name: vars(import_module(f"{__package__}.{name}.device")) for name in names}
-    return {name: own.get("KERNELS") or (KernelSet(name, own["OPS"]), REFERENCES) for name, own in modules.items()}
+    return {
+        name: variables.get("KERNELS") or (KernelSet(name, variables["OPS"]), REFERENCES)
+        for name, variables in modules.items()
+    }
 
 
 def device_checks(name: str, dtype: str) -> Iterator[ProductResult]:

@@ -72,15 +72,15 @@ class Gpu:
 def gpus(sysfs: Path) -> list[Gpu]:
     """The GPUs in the order of ROCm. Those that this process may not read are left out, as in a container."""
     nodes = sorted((sysfs / NODES).glob("[0-9]*"), key=lambda node: int(node.name))
-    properties = ((node, _properties(node / "properties")) for node in nodes)
-    return [_gpu(sysfs, node, own) for node, own in properties if own.get("simd_count")]
+    with_properties = ((node, _properties(node / "properties")) for node in nodes)
+    return [_gpu(sysfs, node, properties) for node, properties in with_properties if properties.get("simd_count")]
 
 
-def _gpu(sysfs: Path, folder: Path, own: Mapping[str, int]) -> Gpu:
-    """`folder`: of the compute node. `own`: its properties."""
-    node = f"renderD{own.get('drm_render_minor', 0)}"
+def _gpu(sysfs: Path, folder: Path, properties: Mapping[str, int]) -> Gpu:
+    """`folder`: of the compute node. `properties`: of the same node."""
+    node = f"renderD{properties.get('drm_render_minor', 0)}"
     device = sysfs / "class" / "drm" / node / "device"
-    number = own.get("gfx_target_version", 0)
+    number = properties.get("gfx_target_version", 0)
     version = Version(number // 10000, number // 100 % 100, number % 100)
     banks = map(_properties, folder.glob("mem_banks/*/properties"))
     size = sum(bank["size_in_bytes"] for bank in banks if bank.get("heap_type") in FRAME_BUFFERS)
@@ -92,10 +92,10 @@ def _gpu(sysfs: Path, folder: Path, own: Mapping[str, int]) -> Gpu:
     return Gpu(
         version,
         text(device / "product_name"),
-        f"GPU-{own.get('unique_id', 0):016x}",
+        f"GPU-{properties.get('unique_id', 0):016x}",
         node,
-        own["simd_count"] // own.get("simd_per_cu", 2),
-        own.get("max_engine_clk_fcompute", 0) * 1e6,
+        properties["simd_count"] // properties.get("simd_per_cu", 2),
+        properties.get("max_engine_clk_fcompute", 0) * 1e6,
         size,
         max(0, free),
         is_integrated,

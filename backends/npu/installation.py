@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 
 from .. import BackendUnavailable
@@ -18,20 +19,29 @@ REAL = "Ascend"  # the names of all chips begin with it
 
 def problem() -> str:
     """The first missing requirement and its remedy; empty if the machine has all. Imports no package."""
-    return next(_problems(DEVICES), "")
+    return next(chain(_driver_problems(DEVICES), _package_problems(DEVICES)), "")
 
 
-def _problems(devices: Path) -> Iterator[str]:
+def _nodes(devices: Path) -> list[Path]:
+    """The device files of the NPUs."""
+    return sorted(devices.glob("davinci[0-9]*"))
+
+
+def _driver_problems(devices: Path) -> Iterator[str]:
     manager = devices / "davinci_manager"
     if not manager.exists():
         yield f"no Ascend driver ({manager} not found)"
-    nodes = sorted(devices.glob("davinci[0-9]*"))
+    nodes = _nodes(devices)
     if not nodes:
         yield "the Ascend driver shows no NPU"
     for group in ([manager], nodes):  # one NPU suffices: ASCEND_RT_VISIBLE_DEVICES selects it
         if group and not any(os.access(node, os.R_OK | os.W_OK) for node in group):
             yield f"no permission for {group[0]}: add your user to the driver's group (HwHiAiUser)"
-    count = f"{len(nodes)} Ascend {'NPU is' if len(nodes) == 1 else 'NPUs are'} present, but"
+
+
+def _package_problems(devices: Path) -> Iterator[str]:
+    number_of_npus = len(_nodes(devices))
+    count = f"{number_of_npus} Ascend {'NPU is' if number_of_npus == 1 else 'NPUs are'} present, but"
     versions = {name: package_version(name) for name in PACKAGES}
     missing = [name for name, number in versions.items() if not number]
     if missing:

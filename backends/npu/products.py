@@ -214,7 +214,7 @@ def _int8_columns(weight: Int8) -> Int8Columns:
     if weight.inputs is None:
         return Int8Columns(weight.data.t(), scale)
     inputs = torch.stack((1.0 / weight.inputs[:, 0], weight.inputs[:, 1])).to(DTYPE)
-    scale = scale / inputs[0].float()  # the scale whose reciprocal is the rounded factor
+    scale = scale / inputs[0].float()  # of the rounded factor, so that its error cancels
     shift = -inputs[1].float() * weight.data.sum(1, dtype=torch.int32) * scale
     return Int8Columns(weight.data.t(), scale, 1, inputs, shift)
 

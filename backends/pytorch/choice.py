@@ -19,8 +19,8 @@ _LORA_NAMES = {"cpp": ("cpp",), "triton": ("triton", "csgmv"), "torch_npu": ("as
 
 def lora_backends(kernels: Sequence[KernelSet]) -> Mapping[str, Lora]:
     """Device.lora_backends of a device with these sets of kernels."""
-    own = [one for one in kernels if one.serves("lora.add")]
-    return MappingProxyType({name: one.ops.lora for one in own for name in _LORA_NAMES.get(one.name, ())})
+    with_lora = [kernel_set for kernel_set in kernels if kernel_set.serves("lora.add")]
+    return MappingProxyType({name: one.ops.lora for one in with_lora for name in _LORA_NAMES.get(one.name, ())})
 
 
 def with_attention(device: Device, options: LoadOptions) -> Device:

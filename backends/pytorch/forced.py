@@ -14,7 +14,7 @@ ALL = "all"
 
 def with_forced(ops: Ops, kernels: Sequence[KernelSet], choices: Sequence[str]) -> Ops:
     """`ops` with the `choices` "name=implementation". name: "family.op", "family" or "all"; implementation: the name of
-    one of `kernels`, whose ops of that name are used. Of two choices for an op, the last one holds.
+    a set of `kernels`, which computes these ops. Of two choices for an op, the last one is used.
 
     Raises SettingRefused for a name or an implementation that does not exist, and for a choice that another one undoes.
     """
@@ -38,13 +38,13 @@ def _served(choice: str, kernels: Sequence[KernelSet]) -> tuple[list[str], tuple
     """The ops that a choice replaces, and (the set that has them, the choice)."""
     name, _, implementation = choice.partition("=")
     names = _names(name, implementation)
-    served = {one.name: (one, [op for op in names if one.serves(op)]) for one in kernels}
-    existing = {title: own for title, own in served.items() if own[1]}
+    served = {kernel_set: [op for op in names if kernel_set.serves(op)] for kernel_set in kernels}
+    existing = {kernel_set.name: kernel_set for kernel_set, ops in served.items() if ops}
     if implementation not in existing:
         message = f"ops: {name} has no implementation {implementation!r}"
         raise SettingRefused(message, f"implementations on this device: {', '.join(existing)}")
-    one, own = existing[implementation]
-    return own, (one, choice)
+    kernel_set = existing[implementation]
+    return served[kernel_set], (kernel_set, choice)
 
 
 def _names(name: str, implementation: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isfunction, signature
 
@@ -25,7 +25,7 @@ GROUP = "localllm.ops"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """An installed plug-in. `defects` has what localllm does not use, with the reasons."""
+    """An installed plug-in. `defects`: its unused implementations, with the reasons."""
 
     name: str  # of the entry point; the name of its implementations in LOCALLLM_DEV_OPS
     package: str  # name and version
@@ -73,25 +73,16 @@ def with_plugins(
     Of several plug-ins with the same op, the first is used.
     """
     for plugin in reversed(plugins):
-        own = [one for one in plugin.implementations if one.device == device]
-        if own:
-            kernels = (KernelSet(plugin.name, _as_ops(own)), *kernels)
-            ops = ops.with_ops_of(kernels[0].ops, [one.op for one in own])
+        added = [one for one in plugin.implementations if one.device == device]
+        if added:
+            kernels = (KernelSet(plugin.name, _as_ops(added)), *kernels)
+            ops = ops.with_ops_of(kernels[0].ops, [one.op for one in added])
     return ops, tuple(kernels)
 
 
 def with_tested_plugins(device: Device, dtype: torch.dtype) -> Device:
     """`device` with the implementations of plug-ins that are right on it, for models of `dtype`. Its warnings name the
     others."""
-    own_names = [one.name for one in device.kernels]
-    number = dotted(device.capability) or "no such number"
-
-    def unsupported(plugin: Plugin, one: Implementation) -> str:
-        if plugin.name in own_names:
-            return f"has the name of kernels of {device.name}"
-        if not one.capability <= device.capability:
-            return f"needs capability {dotted(one.capability)}, and this device has {number}"
-        return ""
 
     def wrong(_: Plugin, one: Implementation) -> str:
         try:
@@ -102,7 +93,7 @@ def with_tested_plugins(device: Device, dtype: torch.dtype) -> Device:
     def hidden(_: Plugin, one: Implementation) -> str:
         return "" if used[one.op] is one.function else "is replaced by another plug-in, or by a fused op of one"
 
-    supported = [_checked(plugin, device, unsupported) for plugin in plugins()]
+    supported = [_checked(plugin, device, partial(_unsupported, device)) for plugin in plugins()]
     plugged, _ = with_plugins(device.ops, device.kernels, device.name, supported)
     right = [_checked(plugin, device, wrong) for plugin in supported]
     ops, kernels = with_plugins(device.ops, device.kernels, device.name, right)
@@ -110,6 +101,16 @@ def with_tested_plugins(device: Device, dtype: torch.dtype) -> Device:
     final = [_checked(plugin, device, hidden) for plugin in right]
     warnings = [f"plug-in {plugin.name}: {defect}" for plugin in final for defect in plugin.defects]
     return replace(device, ops=ops, kernels=kernels, warnings=(*device.warnings, *warnings))
+
+
+def _unsupported(device: Device, plugin: Plugin, implementation: Implementation) -> str:
+    """The reason why the device cannot use an implementation; empty if it can."""
+    if plugin.name in [kernel_set.name for kernel_set in device.kernels]:
+        return f"has the name of kernels of {device.name}"
+    if not implementation.capability <= device.capability:
+        number = dotted(device.capability) or "no such number"
+        return f"needs capability {dotted(implementation.capability)}, and this device has {number}"
+    return ""
 
 
 def _checked(plugin: Plugin, device: Device, check: Callable[[Plugin, Implementation], str]) -> Plugin:
@@ -123,10 +124,10 @@ def _checked(plugin: Plugin, device: Device, check: Callable[[Plugin, Implementa
     )
 
 
-def _as_ops(own: Sequence[Implementation]) -> Ops:
+def _as_ops(implementations: Sequence[Implementation]) -> Ops:
     """The references, with these implementations."""
     ops = Ops()
-    for one in own:
+    for one in implementations:
         family, _, name = one.op.partition(".")
         ops = replace(ops, **{family: replace(getattr(ops, family), **{name: one.function})})
     return ops

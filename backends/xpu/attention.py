@@ -12,7 +12,7 @@ STEP = 128  # positions: oneDNN compiles attention once for each length
 
 
 class RoundedRows(Rows):
-    """Rows whose contexts are rounded up to multiples of STEP. The added positions are masked."""
+    """Rows with contexts rounded up to multiples of STEP. The added positions are masked."""
 
     def groups(self, page_size: int, window: int) -> list[RowGroup]:
         key = page_size, window

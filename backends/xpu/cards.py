@@ -32,8 +32,8 @@ FAMILIES: Mapping[int, Family] = {
     0xE2: Family("Arc B-series", (6, 12)),
 }
 
-# Device ID -> GiB of memory, of the GPUs whose memory is smaller than its region, whose size is a power of two:
-# A730M, A380, B580, B570 and Pro B60.
+# Device ID -> GiB of memory, of A730M, A380, B580, B570 and Pro B60. The size of a memory region is a power of two, so
+# it is larger than the memory of these GPUs.
 MEMORY: Mapping[int, int] = {0x5691: 12, 0x56A5: 6, 0xE20B: 12, 0xE20C: 10, 0xE211: 24}
 
 
