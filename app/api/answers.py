@@ -1,4 +1,5 @@
-"""Builds OpenAI's replies from the pieces of a worker: one JSON document, or server-sent events."""
+"""Builds the replies of an API from the pieces of a worker: one JSON document or a stream. Here: OpenAI's chats and
+completions."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from ..errors import AppError
 from ..frames import Piece, PieceLogprob, ToolCallPiece
+from . import keep_alive
 from .replies import (
     ChatChoice,
     ChatCompletion,
@@ -63,6 +65,7 @@ class Head:
     model: str
     fingerprint: str
     warnings: Sequence[str] = ()
+    prompt_tokens: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self) -> dict[str, Any]:
@@ -70,18 +73,34 @@ class Head:
         return fields | {"warnings": list(self.warnings)} if self.warnings else fields
 
 
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """The form of a stream: its content type, and the bytes that keep a silent connection."""
+
+    media: bytes
+    idle: bytes
+
+
+SERVER_SENT = Framing(b"text/event-stream; charset=utf-8", keep_alive.COMMENT)
+
+
 class Answer(Protocol):
     """Converts the pieces of an answer to the bytes of the response.
 
-    For a stream: call `opening`, then `part` for each piece, then `closing`. For one document: call `take` for each
-    piece, then `document`.
+    For a stream: call `opening`, then `part` for each piece, then `closing`; after an error, `failure`. For one
+    document: call `take` for each piece, then `document`.
     """
+
+    @property
+    def framing(self) -> Framing: ...
 
     def opening(self) -> bytes: ...
 
     def part(self, choice: int, piece: Piece) -> bytes: ...
 
     def closing(self, usage: UsageReport) -> bytes: ...
+
+    def failure(self, error: AppError) -> bytes: ...
 
     def take(self, choice: int, piece: Piece) -> None: ...
 
@@ -111,6 +130,8 @@ class _Choice:
 class ChatAnswer:
     """Answers of /v1/chat/completions."""
 
+    framing = SERVER_SENT
+
     def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
         self._head = head.fields()
         self._logprobs = logprobs
@@ -135,6 +156,9 @@ class ChatAnswer:
         if not self._usage:
             return DONE
         return event(Chunk(**self._head, choices=[], usage=usage)) + DONE
+
+    def failure(self, error: AppError) -> bytes:
+        return error_event(error)
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
@@ -169,6 +193,8 @@ class ChatAnswer:
 class CompletionAnswer:
     """Answers of /v1/completions."""
 
+    framing = SERVER_SENT
+
     def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
         self._head = head.fields()
         self._logprobs = logprobs
@@ -194,6 +220,9 @@ class CompletionAnswer:
         if not self._usage:
             return DONE
         return event(TextCompletion(**self._head, choices=[], usage=usage)) + DONE
+
+    def failure(self, error: AppError) -> bytes:
+        return error_event(error)
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)

@@ -56,18 +56,24 @@ async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int
 
 
 async def read_converted(
-    scope: Scope, receive: Receive, kind: type[Body], limit: int, convert: Callable[[Body], Converted]
+    scope: Scope,
+    receive: Receive,
+    kind: type[Body],
+    limit: int,
+    convert: Callable[[Body], Converted],
+    *,
+    blocks: bool = False,
 ) -> tuple[Body, Converted]:
     """Read the body, decode it as `kind` and convert it. Raises the errors of `read_json` and of `convert`.
 
-    A thread decodes and converts a large body.
+    A thread decodes and converts a large body, and every body if the conversion `blocks`.
     """
 
     def work(raw: bytes) -> tuple[Body, Converted]:
         body = decode(raw, kind)
         return body, convert(body)
 
-    return await _off_loop(work, await _read(scope, receive, limit))
+    return await _off_loop(work, await _read(scope, receive, limit), always=blocks)
 
 
 async def read_list(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> list[Body]:
@@ -111,9 +117,9 @@ def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-async def _off_loop(work: Callable[[bytes], Converted], raw: bytes) -> Converted:
-    """The result of `work`, which a thread computes for a large body."""
-    return await asyncio.to_thread(work, raw) if len(raw) > LARGE else work(raw)
+async def _off_loop(work: Callable[[bytes], Converted], raw: bytes, *, always: bool = False) -> Converted:
+    """The result of `work`, which a thread computes for a large body, or `always`."""
+    return await asyncio.to_thread(work, raw) if always or len(raw) > LARGE else work(raw)
 
 
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:

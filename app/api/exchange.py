@@ -1,4 +1,4 @@
-"""Serves a chat or completion request with one JSON document or a stream; cancels it if the client disconnects."""
+"""Serves a request for an answer with one JSON document or a stream; cancels it if the client disconnects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -14,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import AppError, Stopping
 from ..frames import Finished, Generate, ModelInfo, Piece
 from . import keep_alive
-from .answers import Answer, ChatAnswer, CompletionAnswer, Head, error_event
-from .body import ClientGone, is_local, read_converted
+from .answers import SERVER_SENT, Answer, ChatAnswer, CompletionAnswer, Framing, Head
+from .body import Body, ClientGone, is_local, read_converted
 from .inputs import TargetBody
 from .metrics import Metrics, Watch
 from .models import Models, Request
@@ -25,73 +26,118 @@ from .stream import Stream
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # tells proxies not to buffer the stream
-]
+
+
+def stream_headers(framing: Framing) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", framing.media),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # tells proxies not to buffer the stream
+    ]
+
+
+SSE_HEADERS = stream_headers(SERVER_SENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for answers in the terms of the daemon. Every protocol converts its bodies to it.
+
+    `answer`: makes the writer of the reply when the worker has accepted the request. `explain`: converts an error of
+    the worker to one that names the parameters of the protocol.
+    """
+
+    id: str
+    body: TargetBody
+    requests: list[Generate]
+    is_streamed: bool
+    answer: Callable[[Head, Stream], Answer]
+    explain: Callable[[AppError], AppError] = lambda error: error
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol(Generic[Body]):
+    """The type of the bodies of a route, and their conversion. `blocks`: the conversion reads files."""
+
+    body: type[Body]
+    ask: Callable[[Body], Asked]
+    blocks: bool = False
+
+
+def _ask_chat(body: ChatBody) -> Asked:
+    def answer(head: Head, stream: Stream) -> Answer:
+        return ChatAnswer(head, stream.weight, logprobs=body.shows_logprobs, usage=body.wants_usage)
+
+    identifier = f"chatcmpl-{uuid.uuid4().hex}"
+    return Asked(identifier, body, body.frames(identifier), bool(body.stream), answer)
+
+
+def _ask_completion(body: CompletionBody) -> Asked:
+    def answer(head: Head, stream: Stream) -> Answer:
+        return CompletionAnswer(head, stream.weight, logprobs=body.shows_logprobs, usage=body.wants_usage)
+
+    identifier = f"cmpl-{uuid.uuid4().hex}"
+    return Asked(identifier, body, body.frames(identifier), bool(body.stream), answer)
+
+
+CHAT = Protocol(ChatBody, _ask_chat)
+COMPLETION = Protocol(CompletionBody, _ask_completion)
 
 
 class Exchange:
-    """The ASGI app of one route: chats (`body=ChatBody`) or completions (`body=CompletionBody`)."""
+    """The ASGI app of one route that answers with text."""
 
     def __init__(
         self,
         models: Models,
         metrics: Metrics,
-        body: type[ChatBody | CompletionBody],
+        protocol: Protocol[Any],
         version: str,
         check_admin: Callable[[Scope], None],
     ) -> None:
         """`check_admin` raises Forbidden if the client may not choose how a model is loaded."""
         self.models = models
         self.metrics = metrics
-        self.body = body
+        self.protocol = protocol
         self.version = version
         self.check_admin = check_admin
         self.limit = models.settings.developer.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"{'chatcmpl' if self.body is ChatBody else 'cmpl'}-{uuid.uuid4().hex}"
-        body, requests = await read_converted(
-            scope, receive, self.body, self.limit, lambda body: body.frames(request_id)
-        )
-        if body.load is not None:
+        kind, ask, blocks = self.protocol.body, self.protocol.ask, self.protocol.blocks
+        _, asked = await read_converted(scope, receive, kind, self.limit, ask, blocks=blocks)
+        if asked.body.load is not None:
             self.check_admin(scope)
-        await unless_gone(receive, self._answer(request_id, body, requests, scope, receive, send))
+        await unless_gone(receive, self._answer(asked, scope, receive, send))
 
-    async def _answer(
-        self,
-        request_id: str,
-        body: ChatBody | CompletionBody,
-        requests: list[Generate],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        choices = len(requests) * requests[0].n
-        stream = await open_stream(self.models, self.metrics, body, requests, weight=choices, local=is_local(scope))
+    async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
+        choices = len(asked.requests) * asked.requests[0].n
+        try:
+            stream = await open_stream(
+                self.models, self.metrics, asked.body, asked.requests, weight=choices, local=is_local(scope)
+            )
+        except AppError as error:
+            raise asked.explain(error) from None
         model = stream.info.model
         name = f"{model}:{stream.adapter}" if stream.adapter else model
-        kind = ChatAnswer if isinstance(body, ChatBody) else CompletionAnswer
-        tally = _Tally(requests, stream, self.metrics.watch(model))
+        tally = _Tally(asked.requests, stream, self.metrics.watch(model))
         outcome = "cancelled"
         try:
             async with stream:
                 await stream.started()
                 for warning in stream.warnings:
                     log.warning("%s: %s", model, warning)
-                head = Head(request_id, name, _fingerprint(self.version, stream.info), stream.warnings)
-                answer = kind(head, choices, logprobs=body.shows_logprobs, usage=body.wants_usage)
-                if body.stream:
-                    outcome = await _stream(answer, tally, send)
+                fingerprint = _fingerprint(self.version, stream.info)
+                answer = asked.answer(Head(asked.id, name, fingerprint, stream.warnings, stream.prompt_tokens), stream)
+                if asked.is_streamed:
+                    outcome = await _stream(answer, tally, send, asked.explain)
                 else:
                     document = await _collect(answer, tally)
                     await Response(document, media_type="application/json")(scope, receive, send)
                     outcome = "ok"
         except AppError as error:
             outcome = error.code
-            raise
+            raise asked.explain(error) from None
         finally:
             self.metrics.requests.labels(model, outcome).inc()
 
@@ -162,10 +208,10 @@ def _fingerprint(version: str, info: ModelInfo) -> str:
     return "-".join(filter(None, ("localllm", version, info.backend, info.dtype, info.quant)))
 
 
-async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
-    """Send the answer as server-sent events; returns its outcome for the metrics.
+async def _stream(answer: Answer, tally: _Tally, send: Send, explain: Callable[[AppError], AppError]) -> str:
+    """Send the answer as a stream; returns its outcome for the metrics.
 
-    An error becomes an event, because the status of the response is already sent.
+    An error becomes a part of the stream, because the status of the response is already sent.
     """
 
     async def write(data: bytes, *, more: bool = True) -> None:
@@ -173,7 +219,7 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     deadline = keep_alive.Deadline()
-    await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+    await send({"type": "http.response.start", "status": 200, "headers": stream_headers(answer.framing)})
     await write(answer.opening())
     while True:
         data = b""
@@ -187,10 +233,10 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
         except TimeoutError:
             pass
         except AppError as error:
-            await write(error_event(error), more=False)
+            await write(answer.failure(explain(error)), more=False)
             return error.code
         if not data and deadline.passed:  # pieces may arrive that have no data for the client
-            data = keep_alive.COMMENT
+            data = answer.framing.idle
         if data:
             await write(data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -202,8 +203,15 @@ def error_body(error: AppError) -> bytes:
     return msgspec.json.encode({"error": detail | error.numbers})
 
 
-def error_response(error: AppError, headers: dict[str, str] | None = None) -> Response:
-    """An error as a response with status and headers; the headers tell the client if it should try again."""
+# The errors below a path have the form of its protocol. All others have OpenAI's.
+ERROR_BODIES: dict[str, Callable[[AppError], bytes]] = {}
+
+
+def error_response(error: AppError, path: str, headers: dict[str, str] | None = None) -> Response:
+    """An error as a response with status and headers; the headers tell the client if it should try again.
+
+    `path`: of the request; it selects the form of the error.
+    """
     fields = dict(headers or {})
     if isinstance(error, Overloaded | OutOfMemory | Stopping):
         fields["retry-after"] = RETRY_AFTER_SECONDS
@@ -213,4 +221,5 @@ def error_response(error: AppError, headers: dict[str, str] | None = None) -> Re
         fields["www-authenticate"] = "Bearer"
     if error.status == 413:
         fields["connection"] = "close"  # the rest of the request body is not read
-    return Response(error_body(error), error.status, fields, "application/json")
+    body = next((form for start, form in ERROR_BODIES.items() if f"{path}/".startswith(f"{start}/")), error_body)
+    return Response(body(error), error.status, fields, "application/json")

@@ -34,10 +34,10 @@ from .admin import AdapterEntry, LoadBody, LoadedModel, LoadProgress, ModelEntry
 from .body import is_local, read_converted, read_json
 from .embeddings import Embeddings
 from .events import EventStream, Report
-from .exchange import Exchange
+from .exchange import CHAT, COMPLETION, Exchange
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
-from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from .openai import DetokenizeBody, TokenizeBody
 from .openapi import describe
 from .replies import error_response
 from .store import StoreRoutes
@@ -71,8 +71,8 @@ class _Api:
 
     def routes(self) -> list[Route]:
         check = partial(check_admin, address=self.address)
-        chat = Exchange(self.models, self.metrics, ChatBody, VERSION, check)
-        completion = Exchange(self.models, self.metrics, CompletionBody, VERSION, check)
+        chat = Exchange(self.models, self.metrics, CHAT, VERSION, check)
+        completion = Exchange(self.models, self.metrics, COMPLETION, VERSION, check)
         openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
             ("POST", "/completions", completion),
@@ -292,13 +292,14 @@ def _json(value: object, status: int = 200) -> Response:
 
 async def no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path[:200]}"
+    path = request.url.path
+    where = f"{request.method} {path[:200]}"
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         return error_response(
-            MethodNotAllowed(f"{where}: method not allowed", hint=f"the route has {allowed}"), {"allow": allowed}
+            MethodNotAllowed(f"{where}: method not allowed", hint=f"the route has {allowed}"), path, {"allow": allowed}
         )
-    return error_response(RouteNotFound(f"{where}: unknown route", hint="GET /openapi.json lists the routes"))
+    return error_response(RouteNotFound(f"{where}: unknown route", hint="GET /openapi.json lists the routes"), path)
 
 
 def _methods(request: Request) -> list[str]:

@@ -1,9 +1,9 @@
 """The middleware around the routes, from the outermost to the innermost:
 
     Traced     adds a request id, writes a line to the log
-    Errors     converts exceptions to OpenAI's error body
-    Heads      limits the size of request line and headers
     Paths      normalises slashes: /v1//models/ is /v1/models
+    Errors     converts exceptions to the error body of the protocol
+    Heads      limits the size of request line and headers
     Hosts      accepts only names of this machine in the Host header  (against DNS rebinding)
     Origins    accepts only listed origins of web pages               (against cross-site requests)
     Keys       checks the API key, if one is set
@@ -69,6 +69,17 @@ class Traced:
             log.info("%s %s %.200r %d %.1f ms", request_id, scope["method"], scope["path"], status, milliseconds)
 
 
+class Paths:
+    """Replaces repeated slashes of the path by one, and removes a trailing slash."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = re.sub("/{2,}", "/", scope["path"])
+        await self.app({**scope, "path": path.rstrip("/") or "/"}, receive, send)
+
+
 class Errors:
     """Converts exceptions to responses. An unexpected exception goes to the log; the client sees no detail of it."""
 
@@ -94,7 +105,7 @@ class Errors:
             log.exception("internal error in %s", scope["path"])
             error = AppError("internal error in the daemon; see its log")
         if not started:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
 
 class Heads:
@@ -112,17 +123,6 @@ class Heads:
         if size > MAX_HEAD:
             raise InvalidRequest(f"the request line and the headers exceed the limit of {MAX_HEAD} bytes")
         await self.app(scope, receive, send)
-
-
-class Paths:
-    """Replaces repeated slashes of the path by one, and removes a trailing slash."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = re.sub("/{2,}", "/", scope["path"])
-        await self.app({**scope, "path": path.rstrip("/") or "/"}, receive, send)
 
 
 class Hosts:
@@ -193,7 +193,7 @@ class Origins:
         try:
             await self.app(scope, receive, cors_send)
         except AppError as error:  # a page can read an error only if the response has CORS headers
-            await error_response(error)(scope, receive, cors_send)
+            await error_response(error, scope["path"])(scope, receive, cors_send)
 
 
 class Keys:

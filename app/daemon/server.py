@@ -19,9 +19,9 @@ def build(models: LoadedModels, address: Address) -> ASGIApp:
         routes=routes(models, address),
         middleware=[
             Middleware(Traced),
+            Middleware(Paths),
             Middleware(Errors),
             Middleware(Heads),
-            Middleware(Paths),
             Middleware(Hosts, allowed=(*settings.allowed_hosts, *address.names)),
             Middleware(Origins, allowed=settings.allowed_origins),
             Middleware(Keys, key=address.key),

@@ -26,6 +26,8 @@ from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, Starte
 
 from ..samples import model_info
 
+PROTOCOLS = {protocol.body: protocol for protocol in (exchange.CHAT, exchange.COMPLETION)}
+
 
 def check_admin(scope: Any) -> None:
     """The check of the routes, for a daemon without an API key."""
@@ -77,7 +79,7 @@ async def streamed(made: exchange._Tally) -> tuple[str, list[dict[str, Any]]]:
         sent.append(message)
 
     answer = ChatAnswer(Head("id", "m", "f"), 1, logprobs=False, usage=False)
-    return await exchange._stream(answer, made, send), sent
+    return await exchange._stream(answer, made, send, lambda error: error), sent
 
 
 async def test_complete_stream() -> None:
@@ -206,7 +208,7 @@ async def exchanged(
         "headers": [(b"content-type", b"application/json")],
         "server": ("/socket", None) if local else ("127.0.0.1", 1),
     }
-    endpoint = exchange.Exchange(models, metrics, kind, "1.2", check_admin)  # type: ignore[arg-type]
+    endpoint = exchange.Exchange(models, metrics, PROTOCOLS[kind], "1.2", check_admin)  # type: ignore[arg-type]
     try:
         await endpoint(scope, receive, send)
     except AppError as error:
@@ -281,7 +283,7 @@ async def test_metrics_count_outcomes() -> None:
 async def test_disconnect_counts_as_cancelled() -> None:
     models = FakeModels(ENDS[0])
     metrics = Metrics()
-    endpoint = exchange.Exchange(models, metrics, ChatBody, "1.2", check_admin)  # type: ignore[arg-type]
+    endpoint = exchange.Exchange(models, metrics, exchange.CHAT, "1.2", check_admin)  # type: ignore[arg-type]
     body = json.dumps({"messages": HI, "model": "m"}).encode()
     messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
     read = asyncio.Event()

@@ -95,7 +95,9 @@ async def watched(made: exchange._Tally, choices: int = 1) -> list[tuple[float, 
     async def send(message: Any) -> None:
         writes.append((now(), message.get("body", b"head")))
 
-    await exchange._stream(ChatAnswer(Head("id", "m", "f"), choices, logprobs=False, usage=False), made, send)
+    await exchange._stream(
+        ChatAnswer(Head("id", "m", "f"), choices, logprobs=False, usage=False), made, send, lambda error: error
+    )
     return writes
 
 

@@ -71,7 +71,7 @@ KINDS = [kind for kind in errors.BY_CODE.values() if kind.__module__ == errors._
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_headers_say_if_the_client_should_retry(kind: type[AppError]) -> None:
-    headers = error_response(kind("x"), {"x-more": "1"}).headers
+    headers = error_response(kind("x"), "/v1/models", {"x-more": "1"}).headers
     assert headers.get("retry-after") == ("1" if kind in RETRIED else None)
     final = kind.status >= 500 and kind not in RETRIED | {errors.WorkerDied}
     assert headers.get("x-should-retry") == ("false" if final else None)
