@@ -215,6 +215,8 @@ struct StateRows {
   int64_t rows;
 };
 
+constexpr int64_t MAX_CONV_WIDTH = 8;
+
 struct ConvArgs {  // silu of the causal convolution of each channel
   void* out;           // [tokens, channels] dense
   const void* x;       // [tokens, channels], or with gates [tokens, 3 * channels]

@@ -12,7 +12,8 @@ from ..ops.moe import Moe
 from ..ops.norm import Norm
 from ..ops.rope import Rope
 from ..ops.sampling import Sampling
-from . import activation, attention, draw, kv, linear, lora, moe, norm, rope, sampling
+from ..ops.state import State
+from . import activation, attention, draw, kv, linear, lora, moe, norm, rope, sampling, state
 
 
 def with_triton(ops: Ops) -> Ops:
@@ -48,5 +49,12 @@ def with_triton(ops: Ops) -> Ops:
             greedy=sampling.greedy,
             draw=draw.draw,
             logprobs=sampling.logprobs,
+        ),
+        state=State(
+            conv=state.conv,
+            short_conv=state.short_conv,
+            gated_delta=state.gated_delta,
+            ssd=state.ssd,
+            gated_norm=state.gated_norm,
         ),
     )

@@ -1,4 +1,5 @@
-"""The Triton kernels of sampling, norms, activations, rotation and cache writes, compiled for every target."""
+"""The Triton kernels of sampling, norms, activations, rotation, cache writes and recurrent layers, compiled for every
+target."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import POINTERS, TARGETS, Build, Target, compile_for, parameters, spilled
 
-from localllm.kernels.triton import activation, draw, kv, norm, rope, sampling
+from localllm.kernels.triton import activation, draw, kv, norm, rope, sampling, state
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
@@ -67,7 +68,31 @@ def element_builds(target: Target) -> Iterator[Build]:
         yield build("float8", kv._append, bf16, 1, pages, NEOX=False, DIM=256)
 
 
-RUNS = [(target, one) for target in TARGETS for make in (sampling_builds(), element_builds(target)) for one in make]
+def state_builds() -> Iterator[Build]:
+    bf16 = "*bf16"
+    names = "states rates dt_bias skip"
+    types = dict.fromkeys(names.split(), FLOATS) | dict.fromkeys(("starts", "contexts", "slots"), INTEGERS)
+    types |= dict.fromkeys(("gate", "step", "beta", "bias"), bf16) | {
+        "dt_min": "fp32",
+        "dt_max": "fp32",
+        "row_of": LONG,
+    }
+    conv = {"CHANNELS": state.CHANNELS, "WIDTH": 4}
+    yield build("decode", state._convolve, bf16, types=types, row_of=None, GATED=False, **conv)
+    yield build("prefill", state._convolve, bf16, types=types, GATED=True, **conv)
+    yield build("prefill", state._keep, bf16, types=types, GATED=True, **conv)
+    scan = {"KEYS": 128, "COLUMNS": state.NUMBERS // 128}
+    yield build("delta", state._scan, bf16, types=types, skip=None, **scan)
+    yield build("ssd", state._scan, bf16, types=types, beta=None, **scan)
+    yield build("widest", state._normalise_gated, bf16, 16, types, GATE_FIRST=True, DIM=state.MAX_DIM)
+
+
+RUNS = [
+    (target, one)
+    for target in TARGETS
+    for make in (sampling_builds(), element_builds(target), state_builds())
+    for one in make
+]
 
 
 @pytest.mark.parametrize(("target", "build"), parameters(RUNS))

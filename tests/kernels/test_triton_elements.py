@@ -1,5 +1,5 @@
-"""The Triton kernels of sampling, norms, activations, rotation and cache writes: on a GPU, or else in Triton's
-interpreter, which computes them in float32 with numpy."""
+"""The Triton kernels of sampling, norms, activations, rotation, cache writes and recurrent layers: on a GPU, or else in
+Triton's interpreter, which computes them in float32 with numpy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from localllm.kernels.ops.kv import KV, Append
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
 from localllm.kernels.ops.sampling import Draws, Sampling
-from localllm.kernels.triton import activation, kv, norm, rope, sampling
+from localllm.kernels.ops.state import State
+from localllm.kernels.triton import activation, kv, norm, rope, sampling, state
 
 from ..accelerator import INTERPRETED, triton_device
 from .oracle_draws import FILTERS, SHAPES, draws, expected_token
@@ -43,6 +44,7 @@ FAST = Ops(
     rope=Rope(rope.rope, rope.interleaved_rope),
     kv=KV(append=kv.append, append_latent=kv.append_latent),
     sampling=Sampling(**{name: getattr(sampling, name) for name in sampling.__all__}),
+    state=State(state.conv, state.short_conv, state.gated_delta, state.ssd, state.gated_norm),
 )
 HERE = {name for name, op in FAST if op is not dict(REFERENCE)[name]}
 RUNS = [

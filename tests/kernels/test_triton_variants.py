@@ -21,12 +21,14 @@ from localllm.kernels.triton import (
     sampling,
     small_batch,
     small_batch_transposed,
+    state,
 )
 
 LISTS = ("rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency")
 DRAWS = ("temperature", "seed_low", "seed_high", "position", "top_k", "top_p")
 NOTES = ("keys", "ids", "noisy", "noisy_ids", "maxima", "sums")
 ROWS = ("tiles", "row_starts", "context_lens", "page_table")
+STATES = ("starts", "contexts", "slots")
 MOVED = [
     (sampling._carry, ("tokens", "ends", "carried", "drawn", "rows")),
     (sampling._bias, (*LISTS[:3], "count")),
@@ -39,6 +41,9 @@ MOVED = [
     (draw._choose, (*DRAWS, "min_p", *NOTES, "listed")),
     (attention_decode.decode, (*ROWS, "count", "chunks", "table_row", "window")),
     (attention_prefill.prefill, (*ROWS, "table_row", "window")),
+    (state._convolve, STATES),
+    (state._keep, STATES),
+    (state._scan, STATES),
     (small_batch.small_batch_kernel, ("rows",)),
     (small_batch_transposed.small_batch_transposed_kernel, ("rows",)),
 ]

@@ -39,7 +39,8 @@ void causal_conv(Tensor out, Tensor x, Tensor row_starts, Tensor context_lens, T
   Argument to(op, "out", out), from(op, "x", x), taps(op, "weight", weight), state(op, "states", states);
   taps.shaped({ANY, ANY}).dense();
   int64_t width = taps.size(0), channels = taps.size(1);
-  if (width < 2) refuse(op, ": weight has ", width, " rows, at least 2 expected");
+  if (width < 2 || width > MAX_CONV_WIDTH)
+    refuse(op, ": weight has ", width, " rows, 2 to ", MAX_CONV_WIDTH, " expected");
   from.shaped({ANY, gated ? 3 * channels : channels}).dense_rows();
   to.shaped({from.size(0), channels}).dense();
   state.shaped({ANY, width - 1, channels}).of(ScalarType::Float).dense();

@@ -9,6 +9,7 @@ from ...compiled.arguments import FLOATS, state_arguments
 from ...ops import state as reference
 from ...ops.state import Conv, StateRows
 
+MAX_WIDTH = 8  # MAX_CONV_WIDTH of kernels.h
 _causal_conv = torch.ops.localllm.causal_conv.default
 
 
@@ -23,7 +24,8 @@ def short_conv(x: Tensor, rows: StateRows, target: Conv) -> Tensor:
 
 
 def _is_supported(x: Tensor, target: Conv) -> bool:
-    return {x.dtype, target.weight.dtype} <= FLOATS and target.states.dtype == torch.float32
+    dtypes = {x.dtype, target.weight.dtype} <= FLOATS and target.states.dtype == torch.float32
+    return dtypes and len(target.weight) <= MAX_WIDTH
 
 
 def _convolved(x: Tensor, rows: StateRows, target: Conv, *, gated: bool = False) -> Tensor:
