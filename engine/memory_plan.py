@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPages:
+    """The pages of the KV cache in the layers with a sliding window, which keep only what their window still reads."""
+
+    page_bytes: int  # of a page in all these layers
+    row_pages: int  # pages for the window of one sequence
+    step_pages: int  # pages for the tokens of one step, besides the windows
+
+    def count(self, pages: int, rows: int) -> int:
+        """The number of pages for `rows` sequences that have `pages` pages in the layers without a window."""
+        return min(pages, rows * self.row_pages + self.step_pages)
+
+    def bytes(self, pages: int, rows: int) -> int:
+        """The bytes of these pages."""
+        return self.count(pages, rows) * self.page_bytes
+
+
+NO_WINDOW = WindowPages(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +43,16 @@ class MemoryPlan:
     token_bytes: int  # bytes of weights that are read to compute one token; 0: unknown
     adapters: int  # all adapter slots
     page_size: int  # positions in a page of the KV cache
-    page_bytes: int
+    page_bytes: int  # of a page in the layers that keep all positions
     num_pages: int  # of a load with the options of this plan
     max_pages: int  # the KV cache's share of the free memory, or the size in the options
     context: int  # requested positions of one sequence; the maximum of the model if the options have none
     max_positions: int  # maximum context of the model
     workspace: int = 0  # estimated before the load, and measured after it if the memory is small; 0: unknown
     adapter_slots: int = 0  # number of adapter slots that `adapters` has, besides the slot of the base model
+    window: WindowPages = NO_WINDOW
+    window_pages: int = 0  # as num_pages, in the layers with a window
+    max_window_pages: int = 0  # as max_pages, in the layers with a window
 
     @property
     def weights_fit(self) -> bool:
@@ -37,7 +61,13 @@ class MemoryPlan:
     @property
     def max_cache(self) -> int:
         """Maximum bytes of the KV cache. A setting may give the cache more memory than is free."""
-        return min(self.max_pages * self.page_bytes, max(0, self.free - self.weights - self.workspace))
+        limit = self.max_pages * self.page_bytes + self.max_window_pages * self.window.page_bytes
+        return min(limit, max(0, self.free - self.weights - self.workspace))
+
+    @property
+    def planned_cache(self) -> int:
+        """Bytes of the KV cache of a load with the options of this plan."""
+        return self.num_pages * self.page_bytes + self.window_pages * self.window.page_bytes
 
     @property
     def remaining(self) -> int:
@@ -46,7 +76,12 @@ class MemoryPlan:
 
     def cache_bytes(self, context: int, parallel: int = 1) -> int:
         """Bytes of KV cache for `parallel` sequences of `context` positions."""
-        return parallel * -(-context // self.page_size) * self.page_bytes
+        return self._bytes(-(-context // self.page_size), parallel)
+
+    def _bytes(self, pages: int, parallel: int) -> int:
+        """Bytes of KV cache for `parallel` sequences of `pages` pages each."""
+        count = parallel * pages
+        return count * self.page_bytes + self.window.bytes(count, parallel)
 
     def fits(self, context: int, parallel: int = 1) -> bool:
         """Whether the weights and the KV cache of `parallel` sequences of `context` positions fit."""
@@ -57,7 +92,9 @@ class MemoryPlan:
         """The largest context that fits `parallel` times; 0: none."""
         if not self.weights_fit:
             return 0
-        return min(self.max_positions, self.max_cache // self.page_bytes // parallel * self.page_size)
+        pages = range(1, -(-self.max_positions // self.page_size) + 1)
+        count = bisect_right(pages, self.max_cache, key=lambda number: self._bytes(number, parallel))
+        return min(self.max_positions, count * self.page_size)
 
     def numbers(self) -> dict[str, int]:
         """The fields of the error body of a refused load."""

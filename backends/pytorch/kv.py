@@ -1,4 +1,4 @@
-"""The memory of the paged KV cache."""
+"""The memory of the paged KV cache: the pages of each cache group."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...engine.batch import Ints
 from ...kernels.ops.step import Cache
@@ -16,11 +17,14 @@ COPY_PAGES = 64  # number of pages, of all layers together, that are copied at a
 
 
 class PagedKV:
-    """The tensors `keys` and `values`, each [layers, num_pages + 1, page_size, kv_heads, dim of the part]; page 0 is
+    """The pages of the layers of one cache group.
+
+    The tensors `keys` and `values` are each [layers, num_pages + 1, page_size, kv_heads, dim of the part]; page 0 is
     padding. A latent cache has one part, its keys, and no values; or two, see step.Cache.
 
     All parts are one allocation, which is not cleared, so the system maps memory only for used pages. A page is written
-    before it is read: attention reads nothing beyond the context of a row.
+    before it is read: attention reads nothing beyond the context of a row. Only page 0 is cleared: in the place of
+    pages that a window has passed, kernels may read and mask page 0.
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class PagedKV:
         self._copied = parts if len(set(dims)) > 1 else [memory.view(-1, *parts[0].shape[1:])]
         if self.scales is not None:
             self._copied.append(self.scales.flatten(0, 1))
+        for pages in self._copied:
+            pages[:, 0].zero_()
 
     def clear(self) -> None:
         """Fill all pages with zeros."""
@@ -65,3 +71,39 @@ class PagedKV:
             sources, targets = device.send(copies[start : start + count].T.astype(np.int64))
             for pages in self._copied:
                 device.ops.kv.copy_pages(pages, sources, targets)
+
+
+class GroupedKV:
+    """The pages of all layers of a model. `keys` and `values` are those of the only cache group, or have one tensor for
+    each layer if there are several groups."""
+
+    def __init__(self, groups: Sequence[PagedKV], layer_groups: Sequence[int]) -> None:
+        """`layer_groups`: for each layer, the index of its cache group. A group has its layers in order."""
+        self.groups = tuple(groups)
+        self.cache = groups[0].cache if len(groups) == 1 else _joined(groups, layer_groups)
+        self.keys = self.cache.keys
+        self.values = self.cache.values
+
+    def clear(self) -> None:
+        """Fill all pages with zeros."""
+        for group in self.groups:
+            group.clear()
+
+    def copy(self, copies: Sequence[Ints], device: Device) -> None:
+        """Copy pages of each group, see PagedKV.copy."""
+        for group, pairs in zip(self.groups, copies, strict=True):
+            group.copy(pairs, device)
+
+
+def _joined(groups: Sequence[PagedKV], layer_groups: Sequence[int]) -> Cache:
+    """The cache of all layers of the groups."""
+
+    def of_layers(tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...] | None:
+        """The tensor of each layer, from the tensors [layers of the group, …] of the groups."""
+        stacks = [iter(tensor) for tensor in tensors if tensor is not None]
+        return tuple(next(stacks[group]) for group in layer_groups) if stacks else None
+
+    keys = of_layers([group.keys for group in groups])
+    assert keys is not None
+    values = of_layers([group.values for group in groups])
+    return Cache(keys, values, of_layers([group.scales for group in groups]), tuple(layer_groups))

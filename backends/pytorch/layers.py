@@ -17,7 +17,7 @@ from ...kernels.ops.mlp import Mlp
 from ...kernels.ops.step import Adapters, HeadStep, LayerStep, SampledRows
 from .experts import gated_mlp
 from .inputs import Step
-from .kv import PagedKV
+from .kv import GroupedKV
 from .rotary import NoRotation, QueryFactors, Rotary
 from .weights import Weights
 
@@ -174,7 +174,7 @@ class Decoder:
         scaling = self._query_scaling
         self.query_factors = None if scaling is None else QueryFactors(scaling, context, device, self.dtype)
 
-    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
+    def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> Tensor:
         """The final hidden states [samples, hidden] of the tokens `step.last`, normalised. Keys and values of all
         tokens go to the cache."""
         rotations = [rotary.rows(step.positions) for rotary in self.rotaries]
@@ -192,7 +192,15 @@ class Decoder:
         if self.query_factors is not None:
             factors = self.query_factors.rows(step.positions, step.rows.contexts)
         layer_step = LayerStep(
-            step.rows, step.slots, rotations, kv.cache, step.adapters, sampled, step.streams, factors
+            step.rows,
+            step.slots,
+            rotations,
+            kv.cache,
+            step.adapters,
+            sampled,
+            step.streams,
+            factors,
+            step.other_places,
         )
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one sample per row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from ...engine.batch import Batch, SampleSettings, Want
 from ...engine.runner import CacheGroup, RunnerSpec
 from .device import Device
 from .failures import failures
-from .kv import PagedKV
+from .kv import GroupedKV
 from .lora import AdapterSlots
 from .memory_plan import number_of_graphs
 from .runner import Model, TorchRunner
@@ -21,17 +21,24 @@ LOGPROBS = 20  # listed log-probabilities in a measured step: the maximum of the
 
 
 def measured_workspace(
-    model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, capturable: int, slots: AdapterSlots
+    model: Model,
+    cache: Callable[[RunnerSpec], GroupedKV],
+    spec: RunnerSpec,
+    device: Device,
+    capturable: int,
+    slots: AdapterSlots,
 ) -> int:
-    """Bytes of workspace that steps of at most `spec.max_tokens` tokens need. `kv` has one page; its content is lost.
+    """Bytes of workspace that steps of at most `spec.max_tokens` tokens need. `cache` builds the pages of a spec;
+    those of the measured steps have one page in each group.
 
     Runs the largest steps, whose results have no meaning. They also load kernels and libraries, whose memory is not a
     part of the workspace: it is not free afterwards. Raises OutOfMemory.
     """
     meter = device.meter
     assert meter is not None
+    one_page = replace(spec, groups=tuple(CacheGroup(group.page_size, 1) for group in spec.groups))
+    kv = cache(one_page)
     kv.clear()
-    one_page = replace(spec, groups=(CacheGroup(spec.groups[0].page_size, 1),))
     runner = TorchRunner(model, kv, one_page, device, capturable=capturable)
     with failures(FAILED):
         meter.release()
@@ -47,7 +54,7 @@ def measured_workspace(
         lowest = meter.free()
         meter.release()
         captures = meter.free() - lowest
-    graphs = number_of_graphs(spec.graph_rows, spec.graph_tokens, len(kv.keys))
+    graphs = number_of_graphs(spec.graph_rows, spec.graph_tokens, len(kv.cache.layers))
     if spec.num_adapters:
         graphs *= 2  # steps with adapters have graphs of their own
     return steps + captures + meter.graph * graphs
@@ -93,7 +100,7 @@ def _step(spec: RunnerSpec, lens: Sequence[int], start: int) -> Batch:
         positions=np.concatenate([np.arange(start, start + length, dtype=np.int32) for length in lens]),
         row_starts=np.cumsum([0, *lens]).astype(np.int32),
         drafts=zeros,
-        page_tables=(np.zeros((rows, pages), np.int32),),
+        page_tables=(np.zeros((rows, pages), np.int32),) * len(spec.groups),
         states=np.full(rows, -1, np.int32),
         adapters=zeros,
         adapter_scales=np.ones(rows, np.float32),
@@ -120,6 +127,6 @@ def _step(spec: RunnerSpec, lens: Sequence[int], start: int) -> Batch:
         ),
         mask_samples=np.arange(rows, dtype=np.int32),
         masks=np.full((rows, -(-spec.vocab_size // 32)), 0xFFFFFFFF, np.uint32),
-        page_copies=(np.zeros((0, 2), np.int32),),
+        page_copies=(np.zeros((0, 2), np.int32),) * len(spec.groups),
         state_copies=np.zeros((0, 2), np.int32),
     )

@@ -13,7 +13,8 @@ from ...engine.graphs import decode_sizes, limited_sizes, token_sizes
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import Graphs, LoadOptions
-from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
+from ...engine.runner import RunnerSpec
+from .cache_plan import CachePages, cache_groups
 from .device import Device
 from .lora import slot_values
 
@@ -22,7 +23,6 @@ MAX_TOKENS = 2048
 MIN_STEP_TOKENS = 512
 MAX_CONVERTED = 2**26  # weights of experts that kernels convert at a time (MAX_CHUNK in kernels/gpu/widened_product.py)
 MIN_CONTEXT = 128  # tokens; with less room for a conversation, an automatic context is refused
-SCALE_BYTES = 4  # of a head of a token in an int8 KV cache
 LOGITS_COPIES = 4  # copies of the logits in memory while tokens are drawn and log-probabilities are listed
 
 
@@ -44,16 +44,13 @@ def measure(
     context = _requested_context(files, options)
     page_size = options.page_size or device.page_size
     cache = cache_dtype(config, options, dtype, device)
-    parts, heads, dim = config.cache_shape
-    scale = SCALE_BYTES if cache == torch.int8 else 0
-    page = page_bytes(page_size, heads, dim + scale, config.num_layers, cache.itemsize, parts)
+    pages = CachePages.of(config, page_size, cache, context, step_tokens(config, options, device))
     if workspace is None:
         workspace = expected_workspace(config, options, dtype, device)
     rest = max(0, free - weights - workspace)
-    max_pages = _max_pages(options, device, rest, page, -(-context // page_size))
-    num_pages = _num_pages(options, device, max_pages, page_size, context)
+    size = pages.size(options, device, rest, context)
     slot_bytes = slot_values(config, options.adapter_rank) * dtype.itemsize
-    slots = fitting_slots(options.adapter_slots, slot_bytes, rest - num_pages * page)
+    slots = fitting_slots(options.adapter_slots, slot_bytes, rest - pages.bytes(size.pages, size.rows))
     return MemoryPlan(
         free=free,
         weights=weights,
@@ -61,12 +58,15 @@ def measure(
         adapters=(slots + 1) * slot_bytes if slots else 0,
         adapter_slots=slots,
         page_size=page_size,
-        page_bytes=page,
-        num_pages=num_pages,
-        max_pages=max_pages,
+        page_bytes=pages.page_bytes,
+        num_pages=size.pages,
+        max_pages=size.max_pages,
         context=context,
         max_positions=config.max_positions,
         workspace=workspace,
+        window=pages.window,
+        window_pages=pages.window.count(size.pages, size.rows),
+        max_window_pages=size.max_window_pages,
     )
 
 
@@ -88,9 +88,7 @@ def plan(
     memory = measure(files, options, free, dtype, weights, device, workspace=workspace)
     _check_fits(files, options, memory)
     context = memory.context
-    page_size = memory.page_size
-    num_pages = memory.num_pages
-    fitting = num_pages * page_size
+    fitting = memory.num_pages * memory.page_size
     max_tokens = step_tokens(config, options, device)
     graph_rows, graph_tokens = _captured_sizes(config, options, device)
     return RunnerSpec(
@@ -98,7 +96,7 @@ def plan(
         max_tokens=max_tokens,
         max_rows=options.max_rows,
         max_context=min(context, fitting),
-        groups=(CacheGroup(page_size, num_pages),),
+        groups=cache_groups(memory, config.window),
         num_adapters=memory.adapter_slots,
         adapters_per_step=memory.adapter_slots,
         slots_hint=slots_hint(options.adapter_slots, slot_values(config, options.adapter_rank) * dtype.itemsize),
@@ -109,7 +107,7 @@ def plan(
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=_weight_format(config, options),
-        cache_bytes=num_pages * memory.page_bytes,
+        cache_bytes=memory.planned_cache,
         warnings=(*files.warnings, *device.warnings, *_context_warnings(options, memory, min(context, fitting))),
         step_seconds=device.step_seconds,
     )
@@ -128,7 +126,7 @@ def _check_fits(files: ModelFiles, options: LoadOptions, memory: MemoryPlan) -> 
     if memory.num_pages * memory.page_size < needed:
         raise ModelTooLarge(
             f"{files.name}: a context of {needed} tokens needs {_size(memory.cache_bytes(needed))} of KV "
-            f"cache, but the limit is {_size(memory.num_pages * memory.page_bytes)}",
+            f"cache, but the limit is {_size(memory.planned_cache)}",
             "use a smaller context, or a larger cache",
             memory.numbers(),
         )
@@ -205,25 +203,6 @@ def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
     if not 1 <= options.context <= limit:
         raise ContextRefused(files.name, options.context, limit)
     return options.context
-
-
-def _num_pages(options: LoadOptions, device: Device, max_pages: int, page_size: int, context: int) -> int:
-    """The number of pages of the KV cache, of `page_size` tokens each."""
-    if options.cache_bytes is not None:
-        return max_pages
-    row_tokens = min(context, device.row_tokens or context)
-    tokens = max(context, options.max_rows * row_tokens)
-    return min(-(-tokens // page_size), max_pages)
-
-
-def _max_pages(options: LoadOptions, device: Device, free: int, page: int, context_pages: int) -> int:
-    """The maximum number of pages of `page` bytes: the size in the options, or the device's share. `free`
-    is the number of bytes that weights and workspace leave. One sequence of `context_pages` pages may take more."""
-    if options.cache_bytes is not None:
-        return options.cache_bytes // page
-    share = int(free * device.cache_share) // page
-    context_share = int(free * device.context_share) // page
-    return max(share, min(context_pages, context_share))
 
 
 def _weight_format(config: ModelConfig, options: LoadOptions) -> str:

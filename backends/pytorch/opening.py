@@ -15,8 +15,9 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.files.tied_head import with_stored_head
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
-from ...engine.runner import Runner
+from ...engine.runner import Runner, RunnerSpec
 from ...kernels.ops.lora import Lora
+from .cache_plan import layer_groups
 from .choice import with_attention, with_lora_backend
 from .device import Device, Recorder
 from .expert_shapes import check_experts
@@ -27,7 +28,7 @@ from .graphs.compiling import Compiler
 from .graphs.parallel import SharedExperts
 from .graphs.runner import GraphRunner
 from .graphs.split import SplitModel
-from .kv import PagedKV
+from .kv import GroupedKV, PagedKV
 from .loading import Loader
 from .measured_workspace import measured_workspace, reserve_workspace
 from .memory_plan import cache_dtype, capturable_tokens, chosen_graphs, expected_workspace, measure, plan
@@ -119,16 +120,21 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     spec = plan(files, options, free, dtype, loader.expected_bytes(), device)
     capturable = capturable_tokens(config, spec.max_tokens, device)
 
-    def cache(pages: int) -> PagedKV:
-        return PagedKV(
-            config.num_layers,
-            pages,
-            spec.groups[0].page_size,
-            config.cache_shape[1],
-            _part_dims(config, device),
-            cache_dtype(config, options, dtype, device),
-            device.type,
-        )
+    def cache(spec: RunnerSpec) -> GroupedKV:
+        layers = layer_groups(config, spec.groups)
+        groups = [
+            PagedKV(
+                layers.count(index),
+                group.num_pages,
+                group.page_size,
+                config.cache_shape[1],
+                _part_dims(config, device),
+                cache_dtype(config, options, dtype, device),
+                device.type,
+            )
+            for index, group in enumerate(spec.groups)
+        ]
+        return GroupedKV(groups, layers)
 
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
@@ -142,7 +148,7 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
             largest = plan(files, options, free, dtype, weights.bytes, device, workspace=0)
             model.set_context(largest.max_context)
             probe = replace(spec, max_context=largest.max_context)
-            workspace = measured_workspace(model, cache(1), probe, device, capturable, weights.slots)
+            workspace = measured_workspace(model, cache, probe, device, capturable, weights.slots)
             free = device.meter.free() + weights.bytes
             spec = plan(files, options, free, dtype, weights.bytes, device, workspace)
             slots = weights.slots.limit(spec.num_adapters)
@@ -150,7 +156,7 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
             model.set_context(spec.max_context)
         warnings = (*spec.warnings, *device.layout.warnings())
         spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes, warnings=warnings)
-        kv = cache(spec.groups[0].num_pages)
+        kv = cache(spec)
     recorder = None if device.recorder is None else device.recorder()
     split = _split(model, kv, options, device, recorder)
     runner = TorchRunner(model, kv, spec, device, split, capturable, weights.slots)
@@ -183,7 +189,7 @@ def _second_stream(
 
 
 def _split(
-    model: Model, kv: PagedKV, options: LoadOptions, device: Device, recorder: Recorder | None
+    model: Model, kv: GroupedKV, options: LoadOptions, device: Device, recorder: Recorder | None
 ) -> SplitModel | None:
     """The model with compiled segments between its attention ops; None if the options do not select split graphs."""
     if recorder is None or chosen_graphs(options, device) != "split":

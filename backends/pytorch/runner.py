@@ -20,7 +20,7 @@ from ...kernels.ops.step import Adapters
 from .device import Device
 from .failures import failures, load_failures
 from .inputs import Inputs, Sent, Step
-from .kv import PagedKV
+from .kv import GroupedKV
 from .lora import AdapterSlots
 from .sampler import Drawn, sample
 
@@ -28,7 +28,7 @@ from .sampler import Drawn, sample
 class Model(Protocol):
     """A model that a file in models/ has built."""
 
-    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
+    def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> Tensor:
         """Hidden states [samples, hidden] of the tokens `step.last`. Keys and values of all tokens go to the cache."""
         ...
 
@@ -88,7 +88,7 @@ class Split(Protocol):
         """The number of segments that were compiled again during requests."""
         ...
 
-    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
+    def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> Tensor:
         """See Model."""
         ...
 
@@ -103,7 +103,7 @@ class TorchRunner:
     def __init__(
         self,
         model: Model,
-        kv: PagedKV,
+        kv: GroupedKV,
         spec: RunnerSpec,
         device: Device,
         split: Split | None = None,
@@ -127,7 +127,7 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
         with failures("the step failed"):
-            self.kv.copy(batch.page_copies[0], self.device)
+            self.kv.copy(batch.page_copies, self.device)
             sent = self.inputs.send(batch)
             is_decode = batch.num_tokens == batch.num_rows
             if is_decode or self.split is None or sent.step.adapters is not None:

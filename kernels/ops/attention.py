@@ -38,6 +38,9 @@ class RowGroup:
 class Rows:
     """The tokens and pages of each row of a step. The queries of a row are the last tokens of its context.
 
+    In the table of a layer with a window, the entries of pages that the window has passed may be 0. Page 0 has finite
+    values, which the window masks.
+
     The tensors are on the device. The tuples are the same values on the host, for implementations that choose their
     launch by them. A captured step is replayed with other values, so its `contexts` are only upper bounds.
     """
@@ -48,6 +51,7 @@ class Rows:
     query_lens: tuple[int, ...]
     contexts: tuple[int, ...]
     exact: bool = True  # `contexts` equals `context_lens`; False: `contexts` are upper bounds
+    group: int = 0  # index of the cache group that `page_table` belongs to
 
     @cached_property
     def plans(self) -> dict[Any, Any]:

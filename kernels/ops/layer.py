@@ -187,12 +187,15 @@ def prepare_stack(layers: Sequence[Any]) -> Any:
 
 
 def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """Calls `decoder` for each layer in turn. step.sampled applies to the last layer only."""
+    """Calls `decoder` for each layer in turn, with the step of its cache group. step.sampled applies to the last layer
+    only."""
     *layers, last = stack
-    inner = step if step.sampled is None else step._replace(sampled=None)
-    for layer in layers:
-        x, stream = ops.layer.decoder(ops, layer, x, stream, inner)
-    return ops.layer.decoder(ops, last, x, stream, step)
+    steps = step.of_groups()
+    groups = step.cache.groups or (0,) * (len(layers) + 1)
+    inner = steps if step.sampled is None else tuple([group._replace(sampled=None) for group in steps])
+    for layer, group in zip(layers, groups, strict=False):
+        x, stream = ops.layer.decoder(ops, layer, x, stream, inner[group])
+    return ops.layer.decoder(ops, last, x, stream, steps[groups[-1]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ class Cache:
 
     keys: Tensor | tuple[Tensor, ...]
     values: Tensor | tuple[Tensor, ...] | None
-    scales: Tensor | None = None  # [layers, 2, pages, kv heads, page_size] float32: of int8 keys and values
+    # [layers, 2, pages, kv heads, page_size] float32, or a tuple of [2, …]: of int8 keys and values
+    scales: Tensor | tuple[Tensor, ...] | None = None
+    groups: tuple[int, ...] = ()  # index of each layer's cache group; empty: all layers are in group 0
     # Views: key pages and value pages of each layer; in a latent cache of one part the key pages only.
     layers: tuple[tuple[Tensor, ...], ...] = field(init=False)
 
@@ -72,6 +74,14 @@ class SampledRows(NamedTuple):
     adapters: Adapters | None = None  # adapters of these tokens; None: no token has an adapter
 
 
+class Places(NamedTuple):
+    """The places of a step's tokens in the pages of one cache group."""
+
+    rows: Rows
+    slots: Tensor  # [tokens] int64, cache slots for the keys and values, as in kv.store
+    sampled: Rows | None = None  # rows of the sampled tokens, as in SampledRows
+
+
 class LayerStep(NamedTuple):
     """Rows, cache slots, rotations, pages, adapters, sampled rows, streams and query factors of one step. A layer
     selects its rotation and its pages by index."""
@@ -85,11 +95,27 @@ class LayerStep(NamedTuple):
     streams: Streams = IN_ORDER  # a second stream for work that a layer may compute in parallel
     # [tokens, 1] factor of each token's queries, in their dtype; None: all factors are 1
     query_factors: Tensor | None = None
+    # Places in the cache groups 1, 2, …; `rows`, `slots` and `sampled` belong to group 0. Only `decoders` receives
+    # them: the step that a layer receives has the places of the layer's group.
+    other_places: tuple[Places, ...] = ()
 
     @property
     def is_plain(self) -> bool:
-        """Whether the step has no adapters, sampled rows and query factors, which few fused kernels support."""
-        return self.adapters is None and self.sampled is None and self.query_factors is None
+        """Whether the step has no adapters, sampled rows, query factors and further cache groups, which few fused
+        kernels support."""
+        has_one_group = not self.other_places
+        return has_one_group and self.adapters is None and self.sampled is None and self.query_factors is None
+
+    def of_groups(self) -> tuple[LayerStep, ...]:
+        """For each cache group, the step that a layer of this group receives."""
+        first = self._replace(other_places=()) if self.other_places else self
+        return first, *[first._at(places) for places in self.other_places]
+
+    def _at(self, places: Places) -> LayerStep:
+        sampled = self.sampled
+        if sampled is not None and places.sampled is not None:
+            sampled = sampled._replace(rows=places.sampled)
+        return self._replace(rows=places.rows, slots=places.slots, sampled=sampled)
 
     def only_sampled(self) -> LayerStep:
         """The step reduced to the tokens of `sampled`, whose keys and values are in the cache already."""

@@ -20,7 +20,7 @@ from rows import Row, parser, row, save
 from localllm.backends.pytorch.device import Captured, Device
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Step
-from localllm.backends.pytorch.kv import PagedKV
+from localllm.backends.pytorch.kv import GroupedKV, PagedKV
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.engine import Engine
 from localllm.engine.kv import KVCache
@@ -87,7 +87,7 @@ def microseconds(case: Case, steps: int) -> list[float]:
 class EmptyModel:
     """A model that computes nothing."""
 
-    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> torch.Tensor:
+    def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> torch.Tensor:
         return torch.zeros(len(step.last), 1)
 
     def logits(self, hidden: torch.Tensor, ops: Ops, adapters: object = None) -> torch.Tensor:
@@ -128,7 +128,8 @@ def runner_microseconds(rows: int, context: int, sampling: Sampling, steps: int)
         graph_rows=(rows,),
     )
     device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=EmptyRecorder)
-    kv = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, (1, 1), torch.float32, "cpu")
+    pages = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, (1, 1), torch.float32, "cpu")
+    kv = GroupedKV([pages], [0])
     engine = Engine(GraphRunner(TorchRunner(EmptyModel(), kv, spec, device), EmptyRecorder()))
     random = np.random.default_rng(0)
     for number in range(rows):  # lengths differ, so that not all rows need a page in the same step

@@ -113,7 +113,7 @@ def run_batch(
     runner: Runner, rows: Sequence[Row], slots: Sequence[int], scales: Sequence[float] | None = None
 ) -> StepResult:
     """A step with the log-probabilities of all tokens."""
-    batch = make_batch(rows, VOCAB)
+    batch = make_batch(rows, VOCAB, groups=len(runner.spec.groups))
     sampling = replace(batch.sampling, logprobs=np.full(len(batch.sampling.logprobs), VOCAB, np.int32))
     scales = [1.0] * len(rows) if scales is None else scales
     adapted: Batch = replace(

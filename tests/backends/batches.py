@@ -30,7 +30,8 @@ class Row:
     draw: int | None = None  # default: the position after the last token
 
 
-def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]] = ()) -> Batch:
+def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]] = (), groups: int = 1) -> Batch:
+    """`groups`: number of cache groups, which get the same pages. None of them passes a page."""
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).astype(np.int32)
     width = max(len(row.pages) for row in rows)
     samples = [row for row in rows if row.want != Want.NOTHING]
@@ -46,7 +47,7 @@ def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]
         positions=np.concatenate([np.arange(row.start, row.start + len(row.tokens), dtype=np.int32) for row in rows]),
         row_starts=starts,
         drafts=np.zeros(len(rows), np.int32),
-        page_tables=(np.array([[*row.pages, *[0] * (width - len(row.pages))] for row in rows], np.int32),),
+        page_tables=(np.array([[*row.pages, *[0] * (width - len(row.pages))] for row in rows], np.int32),) * groups,
         states=np.full(len(rows), -1, np.int32),
         adapters=np.zeros(len(rows), np.int32),
         adapter_scales=np.ones(len(rows), np.float32),
@@ -55,7 +56,7 @@ def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]
         sampling=sample_settings(samples),
         mask_samples=np.array(masked, np.int32),
         masks=masks,
-        page_copies=(np.array(copies, np.int32).reshape(-1, 2),),
+        page_copies=(np.array(copies, np.int32).reshape(-1, 2),) * groups,
         state_copies=np.zeros((0, 2), np.int32),
     )
 
@@ -111,7 +112,9 @@ class Solo:
             part = tokens[at : at + chunk]
             row = Row(part, len(self.tokens), self.pages, sampling=sampling)
             self.tokens += part
-            result = self.runner.run(make_batch([row], self.runner.spec.vocab_size)).result()
+            spec = self.runner.spec
+            batch = make_batch([row], spec.vocab_size, groups=len(spec.groups))
+            result = self.runner.run(batch).result()
         return result
 
     def generate(self, prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:

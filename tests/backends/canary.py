@@ -6,6 +6,9 @@
 One head finds the key by its content, wherever it is; the other looks BACK positions back, so every page is read
 again later, and one lost, doubled, moved or foreign token changes all that follows. The MLP has a unit for every
 (key, last, back). It runs on any backend that runs Llama, and its tokens are compared as integers.
+
+With a window, the model is a Qwen 2 of two layers: the first finds the key, and the second, which has the window, looks
+back. A window of BACK + 1 positions is just wide enough.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,34 +54,43 @@ def walk(tokens: Sequence[int], count: int) -> list[int]:
 def save(folder: Path, dtype: torch.dtype = torch.float32, padding: int = 0, context: int = CONTEXT) -> Path:
     """`padding`: number of tokens after the keys, which the model does not draw unless a mask leaves no other."""
     units = KEYS * SYMBOLS * SYMBOLS
-    config = {
+    config = _config(units, context) | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": VOCAB + padding,
-        "hidden_size": _HIDDEN,
-        "intermediate_size": units,
         "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": _DIM,
-        "max_position_embeddings": context,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": _THETA,
-        "tie_word_embeddings": False,
         "torch_dtype": str(dtype).rpartition(".")[2],
     }
     (folder / "config.json").write_text(json.dumps(config))
-    layer = "model.layers.0"
-    tensors = {
-        "model.embed_tokens.weight": _embedding(padding),
-        f"{layer}.input_layernorm.weight": _undo_norm(features=2),
-        f"{layer}.post_attention_layernorm.weight": _undo_norm(features=4),
-        **{f"{layer}.self_attn.{name}_proj.weight": weight for name, weight in _attention().items()},
-        **{f"{layer}.mlp.{name}_proj.weight": weight for name, weight in _mlp(units).items()},
-        "model.norm.weight": torch.ones(_HIDDEN),
-        "lm_head.weight": _head(padding),
-    }
+    tensors = _ends(padding) | _layer(0, _attention(), _mlp(units), features=2)
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def save_windowed(folder: Path, window: int = BACK + 1, context: int = CONTEXT) -> Path:
+    """The model with a window of `window` positions in its second layer."""
+    units = KEYS * SYMBOLS * SYMBOLS
+    config = _config(units, context) | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "num_hidden_layers": 2,
+        "use_sliding_window": True,
+        "sliding_window": window,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = _ends(0)
+    for index, features in enumerate((2, 3)):
+        attention = _attention()
+        other = slice(_DIM, None) if index == 0 else slice(0, _DIM)  # the head that this layer does not use
+        attention["o"][:, other] = 0.0
+        mlp = _mlp(units)
+        if index == 0:
+            mlp["down"].zero_()
+        biases = {name: torch.zeros(len(attention[name])) for name in "qkv"}
+        tensors |= _layer(index, attention, mlp, features)
+        tensors |= {f"model.layers.{index}.self_attn.{name}_proj.bias": bias for name, bias in biases.items()}
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
@@ -97,6 +110,44 @@ def save_adapter(folder: Path, shift: int) -> Path:
     tensors = {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def _config(units: int, context: int) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": _HIDDEN,
+        "intermediate_size": units,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": _DIM,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": _THETA,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+
+
+def _ends(padding: int) -> dict[str, torch.Tensor]:
+    """The tensors before and after the layers."""
+    return {
+        "model.embed_tokens.weight": _embedding(padding),
+        "model.norm.weight": torch.ones(_HIDDEN),
+        "lm_head.weight": _head(padding),
+    }
+
+
+def _layer(
+    index: int, attention: dict[str, torch.Tensor], mlp: dict[str, torch.Tensor], features: int
+) -> dict[str, torch.Tensor]:
+    """The tensors of a layer. `features`: number of features in the residual stream before the layer."""
+    layer = f"model.layers.{index}"
+    return {
+        f"{layer}.input_layernorm.weight": _undo_norm(features),
+        f"{layer}.post_attention_layernorm.weight": _undo_norm(features=4),
+        **{f"{layer}.self_attn.{name}_proj.weight": weight for name, weight in attention.items()},
+        **{f"{layer}.mlp.{name}_proj.weight": weight for name, weight in mlp.items()},
+    }
 
 
 def under(tokens: Sequence[int], shift: int) -> list[int]:

@@ -56,6 +56,11 @@ class Planned:
         """Does nothing, because all tests of the suite share one runner."""
 
 
+def batch_of(runner: Runner, rows: Sequence[Row], copies: Sequence[tuple[int, int]] = ()) -> Batch:
+    """A step of the canary model. All cache groups get the same pages."""
+    return make_batch(rows, canary.VOCAB, copies, max(1, len(runner.spec.groups)))
+
+
 class Conversation:
     """An engine with requests. The test calls each step."""
 
@@ -280,7 +285,9 @@ class Conformance(Offers):
         """Memory for three of the eight: the young give way and are computed again."""
         length = max(30, self.page - 28)  # the answers need another page
         if planned.spec.groups:
-            planned.spec = replace(planned.spec, groups=(CacheGroup(self.page, 3 * -(-(length + 90) // self.page)),))
+            pages = 3 * -(-(length + 90) // self.page)
+            groups = [CacheGroup(self.page, pages, group.window) for group in planned.spec.groups]
+            planned.spec = replace(planned.spec, groups=tuple(groups))
         talk = Conversation(planned)
         prompts = {f"r{number}": canary.prompt(number % canary.KEYS, length, seed=number) for number in range(8)}
         for name, prompt in prompts.items():
@@ -323,11 +330,13 @@ class Conformance(Offers):
     def test_permuted_pages_change_nothing(self, runner: Runner, spec: RunnerSpec) -> None:
         prompt = canary.prompt(2, 60, seed=8)
         for seed in range(5):
-            pages = (np.random.default_rng(seed).permutation(spec.groups[0].num_pages) + 1)[:8].tolist()
-            result = runner.run(make_batch([Row(prompt, 0, pages)], canary.VOCAB)).result()
+            pages = (np.random.default_rng(seed).permutation(min(group.num_pages for group in spec.groups)) + 1)[
+                :8
+            ].tolist()
+            result = runner.run(batch_of(runner, [Row(prompt, 0, pages)])).result()
             token = int(result.tokens[0])
             assert token == canary.walk(prompt, 1)[0]
-            result = runner.run(make_batch([Row([token], 60, pages)], canary.VOCAB)).result()
+            result = runner.run(batch_of(runner, [Row([token], 60, pages)])).result()
             assert int(result.tokens[0]) == canary.walk(prompt, 2)[1]
 
     def test_rows_in_any_order(self, runner: Runner, spec: RunnerSpec) -> None:
@@ -335,7 +344,7 @@ class Conformance(Offers):
         rows = [Row(prompt, 0, range(1 + 8 * at, 9 + 8 * at)) for at, prompt in enumerate(prompts)]
         expected = [canary.walk(prompt, 1)[0] for prompt in prompts]
         for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
-            result = runner.run(make_batch([rows[at] for at in order], canary.VOCAB)).result()
+            result = runner.run(batch_of(runner, [rows[at] for at in order])).result()
             assert result.tokens.tolist() == [expected[at] for at in order]
 
     def test_padded_rows_change_nothing(self, runner: Runner, spec: RunnerSpec) -> None:
@@ -346,26 +355,26 @@ class Conformance(Offers):
         prompt = canary.prompt(4, 30, seed=7)
         rows = [padding, Row(prompt, 0, range(1, 7)), padding, padding]
         token, following = canary.walk(prompt, 2)
-        result = runner.run(make_batch(rows, canary.VOCAB)).result()
+        result = runner.run(batch_of(runner, rows)).result()
         assert (result.tokens.tolist(), result.row_starts.tolist()) == ([token], [0, 0, 1, 1, 1])
         decode = [Row([token], 30, range(1, 7)), padding, padding]
-        assert runner.run(make_batch(decode, canary.VOCAB)).result().tokens.tolist() == [following]
+        assert runner.run(batch_of(runner, decode)).result().tokens.tolist() == [following]
 
     def test_carried_tokens_equal_tokens_from_the_host(self, runner: Runner, spec: RunnerSpec) -> None:
         """A carried token comes from the right row, even if the rows change. The host does not know the token yet."""
         prompts = [canary.prompt(key, 25, seed=key) for key in (1, 2, 3)]
         pages = [range(1 + 8 * at, 9 + 8 * at) for at in range(3)]
         first = [Row(prompt, 0, own) for prompt, own in zip(prompts, pages, strict=True)]
-        steps = [runner.run(make_batch(first, canary.VOCAB))]
+        steps = [runner.run(batch_of(runner, first))]
         steps.append(
             runner.run(
-                make_batch(
+                batch_of(
+                    runner,
                     [
                         Row([0], 25, pages[2], carry=2),
                         Row(canary.prompt(0, 30, seed=6), 0, range(40, 48), Want.NOTHING),
                         Row([0], 25, pages[0], carry=0),
                     ],
-                    canary.VOCAB,
                 )
             )
         )
@@ -373,13 +382,13 @@ class Conformance(Offers):
         results = [steps[0].result().tokens.tolist()]  # at most two steps are in flight, as in the engine
         steps.append(
             runner.run(
-                make_batch(
+                batch_of(
+                    runner,
                     [
                         Row(second_known, 25, pages[1]),
                         Row([0], 26, pages[0], carry=2),
                         Row([0], 26, pages[2], carry=0),
                     ],
-                    canary.VOCAB,
                 )
             )
         )
@@ -391,13 +400,13 @@ class Conformance(Offers):
 
     def test_copies_are_read_before_any_is_written(self, runner: Runner, spec: RunnerSpec) -> None:
         one, two = canary.prompt(1, 40, seed=1), canary.prompt(2, 40, seed=2)
-        runner.run(make_batch([Row(one, 0, range(1, 7)), Row(two, 0, range(7, 13))], canary.VOCAB)).result()
+        runner.run(batch_of(runner, [Row(one, 0, range(1, 7)), Row(two, 0, range(7, 13))])).result()
         swap = [(page, page + 6) for page in range(1, 6)] + [(page + 6, page) for page in range(1, 6)]
         rows = [
             Row(canary.walk(one, 1), 40, [*range(7, 12), 20]),
             Row(canary.walk(two, 1), 40, [*range(1, 6), 21]),
         ]
-        result = runner.run(make_batch(rows, canary.VOCAB, swap)).result()
+        result = runner.run(batch_of(runner, rows, swap)).result()
         assert result.tokens.tolist() == [canary.walk(one, 2)[1], canary.walk(two, 2)[1]]
 
     def test_hidden_states_on_demand(self, runner: Runner, spec: RunnerSpec) -> None:
@@ -407,7 +416,7 @@ class Conformance(Offers):
             Row(prompt, 0, range(7, 12)),
             Row(prompt[:9], 0, range(13, 18), Want.NOTHING),
         ]
-        result = runner.run(make_batch(rows, canary.VOCAB)).result()
+        result = runner.run(batch_of(runner, rows)).result()
         assert result.tokens[1] == canary.walk(prompt, 1)[0]
         assert result.hidden is not None
         assert result.hidden.shape[0] == 2
@@ -415,7 +424,7 @@ class Conformance(Offers):
         assert np.abs(result.hidden[0]).max() > 0
         last = [Row(prompt[-1:], 29, range(1, 6), Want.HIDDEN), Row(prompt[-1:], 29, range(7, 12))]
         for rows in (last, last[:1]):
-            alone = runner.run(make_batch(rows, canary.VOCAB)).result()
+            alone = runner.run(batch_of(runner, rows)).result()
             assert alone.hidden is not None, "a step of one token a row answers with hidden states as well"
             np.testing.assert_allclose(alone.hidden[0], result.hidden[0], atol=1e-3)
 
@@ -425,8 +434,8 @@ class Conformance(Offers):
         asked = replace(HOT, logprobs=2, seed=3)
         quiet, *rows = [Row(prompt, 0, range(1 + 6 * at, 7 + 6 * at)) for at, prompt in enumerate(prompts)]
         rows[0].want, rows[1].sampling, quiet.want = Want.HIDDEN, asked, Want.NOTHING
-        expected = runner.run(make_batch(rows, canary.VOCAB)).result()
-        actual = runner.run(make_batch([quiet, rows[0], quiet, *rows[1:]], canary.VOCAB)).result()
+        expected = runner.run(batch_of(runner, rows)).result()
+        actual = runner.run(batch_of(runner, [quiet, rows[0], quiet, *rows[1:]])).result()
         assert actual.tokens[1:].tolist() == expected.tokens[1:].tolist()
         assert actual.row_starts.tolist() == [0, 0, 1, 1, 2, 3]
         for name, answer in [("hidden", 0), ("logprobs", 1), ("top_tokens", 1), ("top_logprobs", 1)]:

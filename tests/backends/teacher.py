@@ -19,7 +19,7 @@ from .tiny import VOCAB, Tiny
 
 def logprobs(runner: Runner, rows: Sequence[Row]) -> Tensor:
     """Log-probabilities [rows, vocab] of the token after each row."""
-    batch = make_batch(rows, runner.spec.vocab_size)
+    batch = make_batch(rows, runner.spec.vocab_size, groups=len(runner.spec.groups))
     every = replace(batch.sampling, logprobs=np.full(len(rows), VOCAB, np.int32))
     result = runner.run(replace(batch, sampling=every)).result()
     assert result.top_tokens is not None

@@ -314,7 +314,7 @@ def test_captured_references_support_odd_shapes(tmp_path: Path, label: str, grap
     (shape,) = (one for one in (*SHAPES, *TINIES) if one.label == label)
     logits = expected(shape, tmp_path)
     budget = LoadOptions(
-        cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8, graphs=graphs, compiler="eager"
+        cache_bytes=2**25, max_rows=4, max_step_tokens=128, page_size=8, graphs=graphs, compiler="eager"
     )
     device = replace(TAPED, ops=Ops())
     off, _ = difference(open_runner(read_model(tmp_path), budget, device, 2**30), shape, logits)

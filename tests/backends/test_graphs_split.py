@@ -40,6 +40,7 @@ from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.layer import Layer
 from localllm.kernels.ops.moe import Routed, Routing
 from localllm.kernels.ops.projection import Product
+from localllm.kernels.ops.step import Places
 
 from . import canary
 from .batches import Row, make_batch
@@ -131,30 +132,32 @@ def prompts(runner: Runner) -> SplitModel:
     return inner.split
 
 
-def prompt(tokens: int, samples: int = 2, start: int = 0) -> Step:
-    """A step of one row in the first pages; `start` is its first position."""
+def prompt(tokens: int, samples: int = 2, start: int = 0, groups: int = 1) -> Step:
+    """A step of one row in the first pages of `groups` cache groups; `start` is its first position."""
     at, end = torch.arange(start, start + tokens, dtype=torch.int32), start + tokens
     ends, context = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
     table = torch.arange(1, 9, dtype=torch.int32)[None]
     rows = Rows(ends, context, table, (tokens,), (end,))
     drawn = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(tokens))
-    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - samples :] - start, rows)
+    slots = at.long() + BUDGET.page_size
+    others = tuple(Places(replace(rows, group=group), slots) for group in range(1, groups))
+    return Step(drawn.int(), at, slots, at[tokens - samples :] - start, rows, other_places=others)
 
 
 @pytest.mark.parametrize("tiny", KINDS)
 def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
     runner = opened(tiny, tmp_path)
-    split, layers = prompts(runner), len(runner.kv.keys)
+    split, layers, groups = prompts(runner), len(runner.kv.cache.layers), len(runner.kv.groups)
     assert len(split.segments) == 2 * layers + 1
     attentions = [part.op is not None for part, _ in split.segments]
     assert attentions == [False, True] * layers + [False]
     assert split.compiler.kinds <= 4, "the pieces between two layers are alike"
     with torch.inference_mode():
         for tokens, samples in [(23, 5), (7, 1), (2, 0), (48, 2)]:
-            step = prompt(tokens, samples)
+            step = prompt(tokens, samples, groups=groups)
             actual = split(step, TAPED.ops, runner.kv)
             assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
-        chunks, actual = (prompt(23), prompt(7, start=23)), []
+        chunks, actual = (prompt(23, groups=groups), prompt(7, start=23, groups=groups)), []
         for model in (split, runner.model):  # the second chunk reads the keys and values that the first has stored
             runner.kv.clear()
             actual.append([model(step, TAPED.ops, runner.kv) for step in chunks])
@@ -186,7 +189,7 @@ def test_packed_weights_use_the_products_of_the_device(tmp_path: Path, quant: Qu
         assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
 
 
-def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
+def at_random(random: np.random.Generator, tokens: int, vocab: int, groups: int) -> Batch:
     """A step of `tokens` tokens in at most three rows, which returns all hidden states."""
     drawn = random.integers(0, vocab, tokens).tolist()
     cuts = sorted({0, tokens, *random.integers(1, tokens, 2).tolist()})
@@ -194,7 +197,7 @@ def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
         Row(drawn[start:stop], 0, range(1 + 8 * at, 9 + 8 * at), want=Want.HIDDEN)
         for at, (start, stop) in enumerate(pairwise(cuts))
     ]
-    return make_batch(rows, vocab)
+    return make_batch(rows, vocab, groups=groups)
 
 
 @pytest.mark.parametrize("tiny", KINDS)
@@ -203,7 +206,8 @@ def test_replays_equal_uncaptured_steps(tmp_path: Path, tiny: str) -> None:
     graphs, random = captured(tiny, tmp_path), np.random.default_rng(3)
     assert isinstance(graphs, GraphRunner)
     for _ in range(40):
-        batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), VOCAB)
+        tokens = int(random.choice(graphs.spec.graph_tokens))
+        batch = at_random(random, tokens, VOCAB, len(graphs.spec.groups))
         replayed, ran = (one.run(batch).result().hidden for one in (graphs, graphs._inner))
         assert np.array_equal(replayed, ran)
 

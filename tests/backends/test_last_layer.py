@@ -45,7 +45,7 @@ def opened(tiny: str, folder: Path, capturable: int) -> TorchRunner:
     return TorchRunner(runner.model, runner.kv, runner.spec, runner.device, capturable=capturable)
 
 
-def steps() -> list[Batch]:
+def steps(groups: int) -> list[Batch]:
     """A chunk that returns nothing, then the rest of its prompt between rows of one token; one returns nothing."""
     drawn = np.random.default_rng(5).integers(0, VOCAB, 60).tolist()
     first, second, third = (range(start, start + 8) for start in (1, 9, 17))
@@ -55,7 +55,8 @@ def steps() -> list[Batch]:
         Row(drawn[41:50], 0, third, want=Want.HIDDEN),
         Row(drawn[50:51], 0, range(25, 33), want=Want.HIDDEN),
     ]
-    return [make_batch([Row(drawn[:20], 0, first, want=Want.NOTHING)], VOCAB), make_batch(rows, VOCAB)]
+    chunk = [Row(drawn[:20], 0, first, want=Want.NOTHING)]
+    return [make_batch(step, VOCAB, groups=groups) for step in (chunk, rows)]
 
 
 @pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3", "deepseek_v3"])
@@ -65,10 +66,9 @@ def test_answers_and_cache_equal_a_full_last_layer(tmp_path: Path, tiny: str) ->
         runner = opened(tiny, tmp_path, capturable)
         with torch.inference_mode():
             runner.kv.clear()
-        results = [runner.run(batch).result() for batch in steps()]
-        actual.append(
-            (results[1].hidden, *(part.clone() for part in (runner.kv.keys, runner.kv.values) if part is not None))
-        )
+        results = [runner.run(batch).result() for batch in steps(len(runner.spec.groups))]
+        parts = [part for group in runner.kv.groups for part in (group.keys, group.values) if part is not None]
+        actual.append((results[1].hidden, *(part.clone() for part in parts)))
     (hidden, *cache), (expected, *cache_expected) = actual
     assert hidden is not None
     assert np.abs(expected[1:]).max() > 0.1
@@ -89,6 +89,6 @@ def test_capturable_steps_compute_all_tokens(tmp_path: Path, capturable: int, la
 
     activation = replace(ops.activation, silu_and_mul=counted)
     runner.device = replace(runner.device, ops=replace(ops, activation=activation))
-    for batch in steps():
+    for batch in steps(len(runner.spec.groups)):
         runner.run(batch).result()
     assert token_counts == [*[20] * (layers - 1), *last[0], *[24] * (layers - 1), *last[1]]

@@ -136,7 +136,7 @@ def test_page_copies_copy_all_layers(tmp_path: Path) -> None:
     with torch.inference_mode():
         kv.keys.copy_(torch.randn(kv.keys.shape))
         before = kv.keys.clone()
-        kv.copy(np.array([[2, 5], [3, 1]], np.int32), DEVICE)
+        kv.copy([np.array([[2, 5], [3, 1]], np.int32)], DEVICE)
     assert torch.equal(kv.keys[:, [5, 1]], before[:, [2, 3]])
     assert torch.equal(kv.keys[:, [2, 3, 4]], before[:, [2, 3, 4]])
 
@@ -154,7 +154,7 @@ def test_rotated_keys_and_latents_apart_give_the_same_logits(label: str, tmp_pat
     assert apart.kv.values is not None
     assert (apart.kv.keys.shape[4], apart.kv.values.shape[4]) == (8, 64)
     with torch.inference_mode():
-        apart.kv.copy(np.array([[1, 2]], np.int32), DEVICE)
+        apart.kv.copy([np.array([[1, 2]], np.int32)], DEVICE)
         for part in (apart.kv.keys, apart.kv.values):
             part[:, 0] = 0.0  # of padding
             assert part[:, 1].any()

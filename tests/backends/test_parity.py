@@ -32,8 +32,8 @@ def logits_of(runner: TorchRunner, rows: Sequence[Row], copies: Sequence[tuple[i
     """Logits of every token of the step [tokens, vocab]."""
     device = runner.device
     with torch.inference_mode():
-        batch = make_batch(rows, runner.spec.vocab_size, copies)
-        runner.kv.copy(batch.page_copies[0], device)
+        batch = make_batch(rows, runner.spec.vocab_size, copies, len(runner.spec.groups))
+        runner.kv.copy(batch.page_copies, device)
         step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(batch.num_tokens, dtype=torch.int32))
         return runner.model.logits(runner.model(every, device.ops, runner.kv), device.ops)
@@ -59,7 +59,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
     assert 0.5 < expected[0].std() < 50, "random weights should give logits that differ"
     budget = LoadOptions(
-        context=tiny.context, cache_bytes=2**22, max_rows=8, max_step_tokens=256, page_size=PAGE, threads=1
+        context=tiny.context, cache_bytes=2**22, max_rows=12, max_step_tokens=256, page_size=PAGE, threads=1
     )
     runner = cpu.open(read_model(folder), budget)
     assert isinstance(runner, TorchRunner)

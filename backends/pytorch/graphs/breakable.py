@@ -7,7 +7,7 @@ breakable graphs). Nothing is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from ....engine.batch import Batch
 from ....engine.runner import Pending
 from ....kernels.ops import Ops
 from ....kernels.ops.attention import Attend, Attention, Rows
+from ....kernels.ops.step import Places
 from ....kernels.ops.streams import IN_ORDER, Streams
 from ..device import NO_ROWS, Captured, Recorder
 from ..failures import failures
@@ -32,10 +33,11 @@ class Break:
     attend: Callable[[Tensor, Rows, Tensor], Tensor]  # a function of query, rows and output
     query: Tensor  # [captured tokens, heads, dim]
     out: Tensor  # [captured tokens, heads, value dim]
+    group: int  # the cache group of the layer
 
-    def run(self, rows: Rows, tokens: int) -> None:
-        """Compute the attention of `rows`, which have `tokens` tokens without padding."""
-        self.attend(self.query[:tokens], rows, self.out[:tokens])
+    def run(self, places: Sequence[Places], tokens: int) -> None:
+        """Compute the attention of a step with `places` in each cache group and `tokens` tokens without padding."""
+        self.attend(self.query[:tokens], places[self.group].rows, self.out[:tokens])
 
 
 class AttentionOutputs:
@@ -88,16 +90,16 @@ class Segments:
         assert self._breaks, "no attention to break at: an op that computes whole layers would capture the rows"
         return result
 
-    def replay(self, rows: Rows, tokens: int) -> None:
-        """Run the segments, and between them the attention of `rows`, which have `tokens` tokens without padding."""
+    def replay(self, places: Sequence[Places], tokens: int) -> None:
+        """Run the segments, and between them the attention of a step, as in Break.run."""
         first, *others = self._replays
         first(NO_ROWS)
         for attention, segment in zip(self._breaks, others, strict=True):
-            attention.run(rows, tokens)
+            attention.run(places, tokens)
             segment(NO_ROWS)
 
     def _break_paged(self, paged: Callable[..., Tensor], query: Tensor, rows: Rows, attend: Attend) -> Tensor:
-        return self._break(lambda query, rows, out: paged(query, rows, attend, out), query, query.shape[2])
+        return self._break(lambda query, rows, out: paged(query, rows, attend, out), query, rows, query.shape[2])
 
     def _break_latent(
         self,
@@ -111,12 +113,14 @@ class Segments:
         def attend(query: Tensor, rows: Rows, out: Tensor) -> Tensor:
             return latent(query, pages, rows, scale, start, out)
 
-        return self._break(attend, query, query.shape[2] - start)
+        return self._break(attend, query, rows, query.shape[2] - start)
 
-    def _break(self, attend: Callable[[Tensor, Rows, Tensor], Tensor], query: Tensor, value_dim: int) -> Tensor:
+    def _break(
+        self, attend: Callable[[Tensor, Rows, Tensor], Tensor], query: Tensor, rows: Rows, value_dim: int
+    ) -> Tensor:
         self._replays.append(self._recorder.end())
         out = self._outputs.of(query, value_dim)
-        self._breaks.append(Break(attend, self._recorder.weak(query), out))
+        self._breaks.append(Break(attend, self._recorder.weak(query), out, rows.group))
         self._recorder.begin()
         return out
 
@@ -151,7 +155,7 @@ class BreakableReplay:
     def run(self, batch: Batch) -> Pending:
         runner = self._runner
         with failures("the step failed"):
-            runner.kv.copy(batch.page_copies[0], runner.device)
+            runner.kv.copy(batch.page_copies, runner.device)
             sent = runner.inputs.fill_tokens(batch, self._frame)
-            self._segments.replay(sent.step.rows, batch.num_tokens)
+            self._segments.replay(sent.step.places, batch.num_tokens)
             return runner.sample(batch, sent, self._hidden[: len(sent.samples)])

@@ -78,7 +78,7 @@ class FullReplay:
     def run(self, batch: Batch) -> Pending:
         runner = self._runner
         with failures("the step failed"):
-            runner.kv.copy(batch.page_copies[0], runner.device)
+            runner.kv.copy(batch.page_copies, runner.device)
             contexts = runner.inputs.fill(batch, len(self._frame.samples))
             if self._frame.step.adapters is not None:
                 runner.inputs.adapters.fill(batch, self._frame.step.adapters)

@@ -29,6 +29,7 @@ class Site:
 
     target: Append
     attended: Attend
+    group: int = 0  # the cache group of the layer
 
     def attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, ops: Ops, slots: Tensor, rows: Rows) -> Tensor:
         """Write keys and values to the cache, and return the outputs of attention [tokens, heads, dim]."""
@@ -44,6 +45,7 @@ class LatentSite:
     pages: tuple[Tensor, ...]
     scale: float
     start: int
+    group: int = 0
 
     def attend(self, heads: Tensor, cos: Tensor, sin: Tensor, ops: Ops, slots: Tensor, rows: Rows) -> Tensor:
         """Write keys to the cache, and return the outputs of attention [tokens, query heads, value dim]."""

@@ -25,8 +25,9 @@ from ....kernels.ops.layer import Layer
 from ....kernels.ops.linear import weight_tensors
 from ....kernels.ops.moe import ExpertWeights, Routed, Routing
 from ....kernels.ops.projection import Product
+from ....kernels.ops.step import Places
 from ..inputs import Step
-from ..kv import PagedKV
+from ..kv import GroupedKV
 from . import cutting, opaque
 from .compiling import Compiled, Compiler
 from .cutting import Segment
@@ -46,7 +47,7 @@ class SplitModel:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Forwards, kv: PagedKV, ops: Ops, compiler: Compiler, call: Call) -> None:
+    def __init__(self, model: Forwards, kv: GroupedKV, ops: Ops, compiler: Compiler, call: Call) -> None:
         self.compiler = compiler
         self._call = call
         tracing = _Tracing(Ops() if compiler.fuses else ops, kv)
@@ -62,7 +63,7 @@ class SplitModel:
             work = compiler.compiled(segment) if segment.op is None else tracing.sites[_site(segment.op)]
             self.segments.append((segment, work))
 
-    def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
+    def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> Tensor:
         """Hidden states [samples, hidden]. Keys and values go to the cache of the traced model, not to `kv`."""
         samples = len(step.last)
         # Inductor would compile again for a dimension of size 1, so pad; and for inputs that are aligned differently,
@@ -75,7 +76,8 @@ class SplitModel:
             read = [values[node] for node in segment.inputs]
             if isinstance(work, Site | LatentSite):
                 qkv, cos, sin = read
-                outputs = (work.attend(qkv, cos, sin, ops, step.slots, step.rows).contiguous(),)
+                places = step.places[work.group]
+                outputs = (work.attend(qkv, cos, sin, ops, places.slots, places.rows).contiguous(),)
             else:
                 outputs = self._call(partial(self.computed, work), *read)
             values.update(zip(segment.outputs, outputs, strict=True))
@@ -119,9 +121,10 @@ def _route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
 class _Tracing:
     """The ops of a trace. They store the arguments that the opaque ops need when the traced graph runs."""
 
-    def __init__(self, ops: Ops, kv: PagedKV) -> None:
-        self._device = kv.keys.device
-        self.cache = kv.cache  # the only field of PagedKV that the model reads; page views would be fake tensors
+    def __init__(self, ops: Ops, kv: GroupedKV) -> None:
+        self._device = kv.cache.layers[0][0].device
+        self._groups = len(kv.groups)
+        self.cache = kv.cache  # the only field of GroupedKV that the model reads; page views would be fake tensors
         self.sites: list[Site | LatentSite] = []
         self.products: dict[int, Product] = {}
         self.experts: dict[int, ExpertWeights] = {}
@@ -144,9 +147,11 @@ class _Tracing:
         """`model` as a function of tokens, positions and last: the fields of Step that tracing reads."""
         empty = torch.empty(0, dtype=torch.int32, device=self._device)
         rows = Rows(empty, empty, empty.view(0, 0), (), ())
+        others = tuple(Places(replace(rows, group=group), empty) for group in range(1, self._groups))
 
         def forward(tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
-            return model(Step(tokens, positions, empty, last, rows), self._ops, self)
+            step = Step(tokens, positions, empty, last, rows, other_places=others)
+            return model(step, self._ops, self)
 
         return forward
 
@@ -159,7 +164,7 @@ class _Tracing:
         *tensors, target = self._append_arguments
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         opaque.attend(*tensors, out, len(self.sites))
-        self.sites.append(Site(target, attend))
+        self.sites.append(Site(target, attend, rows.group))
         return out
 
     def _append_latent(self, heads: Tensor, *others: Any) -> Tensor:
