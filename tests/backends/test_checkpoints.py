@@ -35,7 +35,8 @@ def logits(folder: Path) -> tuple[TorchRunner, torch.Tensor]:
     runner = open_on_cpu(read_model(folder), BUDGET, 2**30)
     ops = runner.device.ops
     with torch.inference_mode():
-        step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20, 101], 0, [1])], VOCAB)).step
+        batch = make_batch([Row([5, 9, 77, 3, 20, 101], 0, [1])], VOCAB, groups=len(runner.spec.groups))
+        step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(6, dtype=torch.int32))
         return runner, runner.model.logits(runner.model(every, ops, runner.kv), ops)
 

@@ -40,7 +40,8 @@ EXPERTS = "model.layers.1.mlp.experts"
 def logits(runner: TorchRunner) -> torch.Tensor:
     ops = runner.device.ops
     with torch.inference_mode():
-        step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20, 101], 0, [1])], VOCAB)).step
+        batch = make_batch([Row([5, 9, 77, 3, 20, 101], 0, [1])], VOCAB, groups=len(runner.spec.groups))
+        step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(6, dtype=torch.int32))
         return runner.model.logits(runner.model(every, ops, runner.kv), ops)
 
