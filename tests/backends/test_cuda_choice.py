@@ -33,7 +33,7 @@ def logits_of(runner: Any, rows: Sequence[Row]) -> torch.Tensor:
     """Logits of all tokens of the step [tokens, vocab]."""
     assert isinstance(runner, TorchRunner)
     with torch.inference_mode():
-        batch = make_batch(rows, runner.spec.vocab_size)
+        batch = make_batch(rows, runner.spec.vocab_size, groups=len(runner.spec.groups))
         step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(batch.num_tokens, dtype=torch.int32, device=runner.device.name))
         ops = runner.device.ops

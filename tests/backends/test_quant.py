@@ -189,7 +189,9 @@ def logits(runner: TorchRunner) -> torch.Tensor:
     """Logits of the last token of a short prompt."""
     ops = runner.device.ops
     with torch.inference_mode():
-        step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20], 0, [1])], runner.spec.vocab_size)).step
+        step = runner.inputs.send(
+            make_batch([Row([5, 9, 77, 3, 20], 0, [1])], runner.spec.vocab_size, groups=len(runner.spec.groups))
+        ).step
         return runner.model.logits(runner.model(step, ops, runner.kv), ops)[0]
 
 
