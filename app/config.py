@@ -52,9 +52,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "KV cache and batches": tuple("cache_dtype cache_mib max_rows".split()),
     "GGUF models": tuple("gpu_layers cache_layout rope_scaling rope_scale rope_base".split()),
     "LoRA adapters": ("adapter_slots", "adapter_rank"),
-    "Network and access": tuple("host port api_key allowed_hosts allowed_origins max_queue".split()),
+    "Network and access": tuple("host port api_key allowed_hosts allowed_origins max_queue strict_fields".split()),
 }
 
+SWITCH = {"true": True, "false": False}
 Count = Annotated[int, Meta(ge=1)]
 Group = TypeVar("Group", bound=msgspec.Struct)
 
@@ -159,6 +160,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queue: Annotated[
         Count, Meta(description="Maximum number of unfinished requests per model; further requests get status 429.")
     ] = 256
+    strict_fields: Annotated[
+        bool,
+        Meta(
+            description="Refuse the fields of requests that cannot change the answer of a local model; false: name them "
+            "in the header x-localllm-ignored."
+        ),
+    ] = False
     preload: Annotated[tuple[str, ...], Meta(description="Models that the daemon loads when it starts.")] = ()
     developer: Developer = Developer()
     flags: tuple[str, ...] = ()  # names of the settings with a flag of localllm serve
@@ -364,7 +372,10 @@ def _from_text(setting: Setting, text: str, source: str) -> object:
     if isinstance(default, str):
         return text
     assert isinstance(default, int | float)
+    convert, expected = (
+        (SWITCH.__getitem__, "true or false") if isinstance(default, bool) else (type(default), "a number")
+    )
     try:
-        return type(default)(text)
-    except ValueError:
-        raise ConfigError(f"{source}: expected a number, got {text[:200]!r}", hint=setting.meaning) from None
+        return convert(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"{source}: expected {expected}, got {text[:200]!r}", hint=setting.meaning) from None

@@ -66,6 +66,10 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     choices: list[str] | None = None
 
 
+# How much the model may reason before its answer. `on`: as much as it wants.
+Reasoning = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "on"]
+
+
 class Generate(Frame):
     """A request for `n` answers to messages or to a prompt.
 
@@ -79,9 +83,12 @@ class Generate(Frame):
     forced_tools: list[dict[str, Any]] = []  # the answer must call one of these tools; empty: it may be text
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = {}
+    reasoning: Reasoning | None = None
+    verbosity: str | None = None
     continue_final_message: bool = False
     n: int = 1
     max_tokens: int | None = None  # None: until the context is full
+    min_tokens: int = 0  # tokens before the first token that may end the answer
     temperature: float | None = None  # None: value of the model's generation_config.json, or 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -198,6 +205,7 @@ class Started(Frame):
     id: str
     prompt_tokens: int
     warnings: tuple[str, ...] = ()  # for the user, e.g. that the prompt has a special token twice
+    ignored: tuple[str, ...] = ()  # fields of Generate, and template variables, without a switch in the chat template
 
 
 class PieceLogprob(msgspec.Struct, frozen=True, kw_only=True):

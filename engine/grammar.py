@@ -43,6 +43,14 @@ def allowed_tokens(grammar: Grammar, vocab_size: int) -> NDArray[np.uint32]:
     return mask
 
 
+def all_tokens(vocab_size: int) -> NDArray[np.uint32]:
+    """A new mask of all tokens: [ceil(vocab_size / 32)] uint32."""
+    words = -(-vocab_size // 32)
+    mask = np.full(words, 0xFFFFFFFF, dtype=np.uint32)
+    mask[-1] >>= np.uint32(words * 32 - vocab_size)
+    return mask
+
+
 def unpack_mask(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
     """Unpack bit masks [rows, words] to booleans [rows, vocab_size]. The lowest bit of a word is the first token."""
     as_bytes = np.ascontiguousarray(masks).view(np.uint8)

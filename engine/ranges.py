@@ -27,7 +27,7 @@ class Range:
 
 
 RANGES = {
-    "temperature": Range(0, 100),
+    "temperature": Range(0, 2),
     "top_k": Range(0, 2**31 - 1, int),
     "top_p": Range(0, 1, excludes_low=True),
     "min_p": Range(0, 1),
@@ -37,9 +37,13 @@ RANGES = {
     "logit_bias": Range(-100, 100),
     "adapter_scale": Range(-100, 100),
     "logprobs": Range(0, 20, int),
+    "min_tokens": Range(0, 2**31 - 1, int),
     "max_tokens": Range(1, 2**53 - 1, int),  # 2^53 - 1: the largest integer that every JSON parser keeps
     "seed": Range(0, 2**64 - 1, int),
 }
+
+
+HOT = Range(0, 100)  # the temperatures of the engine: tests and files of models have hotter ones than clients
 
 
 def check_range(name: str, value: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .ranges import RANGES, check_range
+from .ranges import HOT, RANGES, check_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 Finish = Literal["stop", "length", "cancelled", "failed", "no_memory"]
 
-# The fields of Sampling that are one number.
+# The fields of Sampling that are one number, except the temperature.
 _NUMBERS = (
-    "temperature",
     "top_k",
     "top_p",
     "min_p",
@@ -51,6 +50,8 @@ class Sampling:
     logprobs: int | None = None  # k <= 20: list the drawn token and the k likeliest tokens; None: list none
 
     def __post_init__(self) -> None:
+        if self.temperature not in HOT:
+            raise ValueError(f"temperature must be {HOT}, not {self.temperature}")
         for name in _NUMBERS:
             check_range(name, getattr(self, name))
         if self.logprobs is not None:

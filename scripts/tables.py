@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from localllm.app import config
+from localllm.app.api import ignored
 from localllm.app.chat.calls.records import FORMATS
 from localllm.app.chat.calls.writing import example
 from localllm.app.cli import EPILOG, SECTIONS, cli
@@ -131,6 +132,10 @@ def settings() -> str:
     return _table(("Setting", "Default", "Meaning"), rows)
 
 
+def ignored_fields() -> str:
+    return _table(("Field", "Why it has no effect"), [(f"`{path}`", why) for path, why in ignored.table().items()])
+
+
 def developer() -> str:
     rows = [(f"`{option.env}`", _default(option), option.meaning) for option in config.describe(Developer)]
     return _table(("Variable", "Default", "Meaning"), rows)
@@ -172,6 +177,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exit_codes": exit_codes,
     "settings": settings,
     "developer": developer,
+    "ignored_fields": ignored_fields,
     "architectures": architectures,
     "formats": formats,
 }

@@ -197,7 +197,11 @@ def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
     if top in kind.REFUSED:
         return UnsupportedParameter(f"{top}: {kind.REFUSED[top]}", param=top)
     if _PART_TYPE.search(path):
-        return UnsupportedParameter(f"{path}: only text parts are supported ({sentence.lower()})", param=path)
+        return UnsupportedParameter(
+            f"{path}: only text parts are supported ({sentence.lower()})",
+            hint="the models read text only: leave images, audio and files out, or send their text",
+            param=path,
+        )
     if not path:
         return InvalidRequest(sentence)
     return InvalidRequest(f"{path}: {sentence[0].lower()}{sentence[1:]}", param=path)

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
+from . import lifetime
 from .admin import LoadFields, LoadFlags
 from .body import WireBody
 
@@ -32,12 +33,22 @@ class TargetBody(WireBody, kw_only=True):
         None  # at most one adapter; an empty list selects the base model
     )
     load: LoadFields | None = None  # load the model with these options (unix socket or API key only)
-    user: str | None = None  # a label for the provider's accounting: accepted, without effect here
+    keep_alive: float | str | None = None  # time that the model stays loaded after this request: seconds, or "5m"
+    ttl: float | None = None  # the same in seconds, as in LM Studio
+    user: str | None = None  # without effect: see ignored.py
 
     @property
     def load_flags(self) -> LoadFlags | None:
         """The options with which the model must be loaded; None: the request uses the model as it is loaded."""
         return None if self.load is None else self.load.flags
+
+    @property
+    def lifetime(self) -> float | None:
+        """Seconds that the model stays loaded after this request; infinite: always; None: the setting idle_unload.
+        Raises InvalidRequest."""
+        if self.keep_alive is not None:
+            return lifetime.seconds(self.keep_alive, "keep_alive")
+        return None if self.ttl is None else lifetime.seconds(self.ttl, "ttl")
 
     def check_lora(self) -> None:
         """Raises InvalidRequest for several adapters, or a scale out of range."""

@@ -3,7 +3,7 @@
 These types are the only validation of messages. The worker relies on it.
 
 A message accepts every field of the messages that clients keep: those of this API's answers, and those that client
-libraries add to them. A comment marks the fields without effect on the answer.
+libraries add to them. A comment marks the fields that are copies of others; ignored.py lists those without effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ..errors import InvalidRequest, UnsupportedParameter
+from ..errors import InvalidRequest
 from .body import WireBody, without_none
 
 # A message costs at least one token of the prompt, in most chat templates at least four.
@@ -31,9 +31,16 @@ NoItems = Annotated[list[Any], Meta(max_length=0)] | None
 class TextPart(WireBody, tag_field="type", tag="text"):
     text: str
     annotations: NoItems = None
-    # Without effect: all requests share the prefix cache.
     cache_control: dict[str, Any] | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class RefusalPart(WireBody, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 Content = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
@@ -44,7 +51,7 @@ class _Message(WireBody, kw_only=True, tag_field="role"):
 
     content: Content
     name: str | None = None
-    cache_control: dict[str, Any] | None = None  # without effect: all requests share the prefix cache
+    cache_control: dict[str, Any] | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
         """The message as a dict for a frame. `where`: the JSON path of the message, for errors."""
@@ -95,11 +102,12 @@ class EarlierToolCall(WireBody):
 
 
 class AssistantMessage(_Message, tag="assistant"):
-    content: Content | None = None  # type: ignore[assignment]  # optional if there are tool calls
+    # optional if there are tool calls
+    content: str | Annotated[list[TextPart | RefusalPart], Meta(max_length=MAX_PARTS)] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name of reasoning_content
     tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=MAX_CALLS)] | None = None
-    refusal: None = None
+    refusal: str | None = None  # the content of a message that has no other
     audio: None = None
     function_call: None = None
     annotations: NoItems = None
@@ -107,30 +115,27 @@ class AssistantMessage(_Message, tag="assistant"):
     # Without effect: a copy of `content`, and data that client libraries add.
     parsed: Any = None
     provider_specific_fields: dict[str, Any] | None = None
-    # Other forms of the reasoning. They are accepted beside `reasoning` or `reasoning_content`.
+    # Other forms of the reasoning, for a message without `reasoning` and `reasoning_content`.
     reasoning_details: list[Any] | None = None
     reasoning_items: list[Any] | None = None
     thinking_blocks: list[Any] | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
-        self._check_reasoning(where)
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and not self.refusal:
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
         calls = [call.plain() for call in self.tool_calls or ()]
         more = {
-            "reasoning_content": self.reasoning_content or self.reasoning or None,
+            "content": None if self.content else self.refusal,
+            "reasoning_content": self.reasoning_content or self.reasoning or self._other_reasoning() or None,
             "tool_calls": calls or None,
         }
         return super().plain(where) | without_none(more)
 
-    def _check_reasoning(self, where: str) -> None:
-        """Raises UnsupportedParameter for reasoning that the chat template would not get."""
-        if self.reasoning or self.reasoning_content:
-            return
-        for name in ("reasoning_details", "reasoning_items", "thinking_blocks"):
-            if getattr(self, name):
-                param = f"{where}.{name}"
-                raise UnsupportedParameter(f"{param}: write the reasoning to reasoning_content", param=param)
+    def _other_reasoning(self) -> str:
+        """The text of the reasoning in the forms of OpenRouter, of Anthropic, or of OpenAI's reasoning items. Encrypted
+        reasoning has none."""
+        forms = (self.reasoning_details, self.thinking_blocks, self.reasoning_items)
+        return next(filter(None, map(_thoughts, forms)), "")
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
@@ -147,7 +152,7 @@ class FunctionSpec(WireBody):
 class Tool(WireBody):
     function: FunctionSpec
     type: Literal["function"] = "function"
-    cache_control: dict[str, Any] | None = None  # without effect: all requests share the prefix cache
+    cache_control: dict[str, Any] | None = None
 
 
 class FunctionName(WireBody):
@@ -201,7 +206,17 @@ def _wrong_result(identifier: str, where: str, calls: Sequence[str]) -> InvalidR
     return InvalidRequest(f"{where}: {problem}: {identifier[:100]!r}", param=where)
 
 
-def _text(content: Content | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(part.text for part in content)
-    return content or ""
+def _thoughts(items: list[Any] | None) -> str:
+    """The texts of reasoning in a list of objects, which may have summaries instead of texts."""
+    texts: list[str] = []
+    for item in items or ():
+        if isinstance(item, dict):
+            texts += [text for name in ("text", "thinking", "summary") if isinstance(text := item.get(name), str)]
+            texts += [_thoughts(part) for name in ("summary", "content") if isinstance(part := item.get(name), list)]
+    return "\n".join(filter(None, texts))
+
+
+def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)

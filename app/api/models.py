@@ -61,13 +61,15 @@ class Models(Protocol):
         weight: int = 1,
         local: bool = False,
         flags: LoadFlags | None = None,
+        lifetime: float | None = None,
     ) -> Stream:
         """Load the model if necessary and send requests to it. The stream returns the replies.
 
         `name`: a model, or `model:adapter`; None selects the only loaded model. `weight`: number of answers to the
         requests. `local`: the client uses the unix socket and may name a folder. `flags`: the model must be loaded with
-        these flags; None: the requests use the model as it is loaded. Raises an AppError if the model cannot be loaded
-        or accepts no more requests, or OtherOptions if it is busy with other flags.
+        these flags; None: the requests use the model as it is loaded. `lifetime`: seconds that the model stays loaded
+        after its last request; None: unchanged. Raises an AppError if the model cannot be loaded or accepts no more
+        requests, or OtherOptions if it is busy with other flags.
         """
 
     async def load(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import admin, embeddings, openai, replies
+from . import admin, embeddings, ignored, openai, replies
 
 TEMPLATE = "#/components/schemas/{name}"
 BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct]]]] = {
@@ -40,6 +40,12 @@ READS = {
 }
 
 
+IGNORED_HEADER = {
+    "description": "The fields of the request that have no effect on the answer of a local model",
+    "schema": {"type": "string"},
+}
+
+
 def describe(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
     types: list[type[msgspec.Struct]] = [replies.ErrorBody, admin.AdapterScale]
@@ -66,6 +72,7 @@ def describe(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "localllm", "version": version},
         "paths": paths,
+        "x-localllm-ignored": ignored.table(),
         "components": {
             "schemas": components,
             "securitySchemes": {
@@ -79,7 +86,8 @@ def describe(version: str) -> dict[str, Any]:
 
 def _operation(summary: str, content: dict[str, Any]) -> dict[str, Any]:
     error = {"description": "Error", "content": {"application/json": {"schema": _ref(replies.ErrorBody)}}}
-    return {"summary": summary, "responses": {"200": {"description": summary, "content": content}, "default": error}}
+    success = {"description": summary, "content": content, "headers": {ignored.HEADER: IGNORED_HEADER}}
+    return {"summary": summary, "responses": {"200": success, "default": error}}
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:

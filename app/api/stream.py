@@ -42,6 +42,7 @@ class Stream:
         self.running = set(ids)  # ids that still expect replies
         self.prompt_tokens = 0  # sum over all started requests
         self.warnings: list[str] = []  # of the started requests, for the user
+        self.ignored: list[str] = []  # of the started requests: see Started
         self._unstarted = set(ids)
         self._replies: list[Reply] = []
         self._unread = 0
@@ -82,6 +83,7 @@ class Stream:
                 self._unstarted.discard(frame.id)
                 self.prompt_tokens += frame.prompt_tokens
                 self.warnings += [warning for warning in frame.warnings if warning not in self.warnings]
+                self.ignored += [name for name in frame.ignored if name not in self.ignored]
             case Failed():
                 self.fail(frame.fault.error())
                 self.running.discard(frame.id)

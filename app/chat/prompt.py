@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from ..frames import Reasoning as ReasoningLevel
 from .calls.harmony import ANSWER_HEADER
 from .calls.records import Reasoning
 from .output.parser import AnswerFormat
@@ -17,6 +18,7 @@ from .template.chat_template import ChatTemplate, Rendering
 from .template.detection import DetectedCalls
 from .template.messages import Conversation, in_order
 from .template.renderer import TemplateRenderer
+from .template.switches import switches
 from .tokenizer.base import Tokenizer
 from .tokenizer.doubled import added_around, doubled
 
@@ -43,6 +45,7 @@ class Prompt:
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
     call_ids: CallIds = CallIds()  # the ids of new calls
     warnings: tuple[str, ...] = ()  # texts for the user about special tokens that the prompt has twice
+    ignored: tuple[str, ...] = ()  # see frames.Started
 
 
 class PromptMaker:
@@ -78,12 +81,15 @@ class PromptMaker:
         *,
         tools: Sequence[dict[str, Any]] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
+        reasoning: ReasoningLevel | None = None,
+        verbosity: str | None = None,
         continue_final_message: bool = False,
         close_reasoning: bool = False,
         context: int | None = None,
     ) -> Prompt:
         """A conversation, rendered with the chat template of the model.
 
+        `kwargs`, `reasoning`, `verbosity`: variables of the template, as in Generate; see template/switches.py.
         `continue_final_message`: the answer continues the last message. `close_reasoning`: close the reasoning that the
         prompt opens, or open the channel `final`, because a grammar describes the answer. `context`: the context of the
         model in tokens; a much longer text is refused before all of it is tokenized.
@@ -96,17 +102,18 @@ class PromptMaker:
         conversation = Conversation(in_order(messages), list(tools) or None)
         if continue_final_message:
             _mark_end(conversation.messages[-1], is_harmony=template.is_harmony)
-        rendering = template.render(conversation, kwargs, continued=continue_final_message)
+        chosen = switches(template.source, kwargs, reasoning, verbosity, is_harmony=template.is_harmony)
+        rendering = template.render(conversation, chosen.variables, continued=continue_final_message)
         text = rendering.text
         if continue_final_message:
             text = _cut_at_mark(text)
         detected = _answer_format(template, with_tools=bool(tools))
-        reasoning = detected.form.reasoning
-        if reasoning is None or not _is_open(text, reasoning):  # most prompts
+        markers = detected.form.reasoning
+        if markers is None or not _is_open(text, markers):  # most prompts
             is_inside = False
         else:
             continued = conversation.messages[-1] if continue_final_message else None
-            is_inside = _ends_inside(reasoning, template, rendering, continued)
+            is_inside = _ends_inside(markers, template, rendering, continued)
         prompt = Prompt(
             ids=(),
             form=detected.form,
@@ -117,6 +124,7 @@ class PromptMaker:
             inside_answer=template.is_harmony and continue_final_message,
             continues_text=continue_final_message,
             call_ids=template.call_ids(messages) if tools else CallIds(),
+            ignored=tuple(chosen.ignored),
         )
         if close_reasoning:
             text, prompt = _without_reasoning(text, prompt, with_tools=bool(tools))

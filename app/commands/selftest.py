@@ -32,7 +32,7 @@ Messages = Sequence[dict[str, Any]]
 
 EARLIER = 4  # questions before that of the prefix cache: more tokens than a page of any backend
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
-HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # with HOT, two seeds may give the same answer
+HOTTER = HOT | {"temperature": 2.0, "top_p": 1.0}  # with HOT, two seeds may give the same answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def _flag(setting: configuration.Setting) -> click.Option:
     if setting.choices:
         kind = click.Choice(setting.choices)
     elif isinstance(default, int | float):
-        kind = type(default)
+        kind = click.BOOL if isinstance(default, bool) else type(default)
     return click.Option([setting.flag, setting.name], type=kind, multiple=isinstance(default, tuple), help=text)
 
 

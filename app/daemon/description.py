@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from ..api.admin import LoadedModel
 from ..frames import Stats
 from .process import WorkerProcess
 
 
 def describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:
-    """The state of a model. `idle_limit`: seconds until an idle model is unloaded; 0: never. `options`: of the load."""
+    """The state of a model. `idle_limit`: seconds until an idle model is unloaded. `options`: of the load."""
     info = worker.info
     if info is None:
         return LoadedModel(id=worker.model, state="loading", pid=worker.pid, options=options)
@@ -28,7 +30,7 @@ def describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, opti
         cache_used=stats.cache_used if stats else 0,
         requests=worker.unfinished,
         idle=worker.idle,
-        unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.unfinished else None,
+        unload_in=None if idle_limit == math.inf or worker.unfinished else max(idle_limit - worker.idle, 0.0),
         warnings=info.warnings,
         sampling=info.sampling,
         options=options,

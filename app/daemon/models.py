@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from .process import COMMAND, WorkerProcess
 
 STOPPING = "the daemon is stopping"
 NO_FLAGS = LoadFlags()
+IDLE_SECONDS = 1.0  # maximum time between two checks for idle models
 STATS_SECONDS = 1.0  # maximum wait for the statistics of a worker; later statistics are ignored
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class _Entry:
     settings: Settings  # the settings that load the model, with those of the model and the flags of the call
     worker: WorkerProcess
     loading: asyncio.Task[object]
+    lifetime: float  # seconds without a request after which the model is unloaded; infinite: never
     unloading: asyncio.Task[None] | None = None
 
 
@@ -148,12 +151,14 @@ class LoadedModels:
         weight: int = 1,
         local: bool = False,
         flags: LoadFlags | None = None,
+        lifetime: float | None = None,
     ) -> Stream:
         """Load the model if necessary and send requests to it. The stream returns the replies.
 
         `name`: a model, `model:adapter`, or an adapter that only one model has; None selects the only loaded model.
         `weight`: number of answers to the requests. `local`: the client uses the unix socket and may name a folder.
         `flags`: the model must be loaded with these flags; None: the requests use the model as it is loaded.
+        `lifetime`: seconds that the model stays loaded after its last request; None: unchanged.
         Raises ModelNotFound; the errors of `_entry`; InvalidRequest if `weight` exceeds the setting max_queue;
         EmbeddingsUnsupported for embeddings of a model whose files describe no pooling;
         Overloaded if `weight` and the unfinished answers of the worker together exceed max_queue; AdapterNotFound;
@@ -172,7 +177,9 @@ class LoadedModels:
         check_embeddings(ref, requests)
         await self._check_purpose(ref, requests)
         request = self._request(ref, flags or NO_FLAGS, exact=flags is not None)
-        worker = (await self._entry(ref, request)).worker
+        entry = await self._entry(ref, request)
+        worker = entry.worker
+        entry.lifetime = entry.lifetime if lifetime is None else lifetime
         selected, requests = await self._adapters.prepare(worker, adapter, requests)
         if worker.unfinished + weight > limit:
             raise Overloaded(
@@ -239,7 +246,7 @@ class LoadedModels:
 
     def _describe(self, entry: _Entry, stats: Stats | None) -> LoadedModel:
         options = as_flags(entry.settings, self.settings)
-        return describe(entry.worker, stats, self.settings.idle_unload, options)
+        return describe(entry.worker, stats, entry.lifetime, options)
 
     def adapters(self) -> list[AdapterEntry]:
         """The adapters of all models, in the order in which they were first loaded."""
@@ -338,8 +345,8 @@ class LoadedModels:
         task: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         # Read the exception: otherwise asyncio logs it as never retrieved if no caller waits for the load any more.
         task.add_done_callback(lambda task: task.exception())
-        entry = self._entries[ref.id] = _Entry(ref, settings, worker, task)
-        if self._idle_task is None and settings.idle_unload:
+        entry = self._entries[ref.id] = _Entry(ref, settings, worker, task, self.settings.idle_unload or math.inf)
+        if self._idle_task is None:
             self._idle_task = asyncio.create_task(self._unload_idle())
         return entry
 
@@ -375,9 +382,8 @@ class LoadedModels:
             self.deaths[worker.model] = self.deaths.get(worker.model, 0) + 1
 
     async def _unload_idle(self) -> None:
-        limit = self.settings.idle_unload
         while True:
-            await asyncio.sleep(min(limit / 4, 5.0))
+            await asyncio.sleep(min(self.settings.idle_unload / 4 or IDLE_SECONDS, IDLE_SECONDS))
             for entry in list(self._entries.values()):
-                if entry.worker.idle > limit:
+                if entry.worker.idle > entry.lifetime:
                     self._unload_task(entry, drain=0.0)

@@ -28,6 +28,7 @@ class Embedding:
     requests: list[Request]  # one
     pooling: Pooling
     warnings: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     has_ended: bool = False
     cached: int = 0  # prompt tokens from the prefix cache
 

@@ -16,6 +16,7 @@ from ..chat.tokenizer.base import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
 from ..grammar.compiler import TokenGrammar
+from ..grammar.lengths import MinimumLength
 from ..purpose import check_use
 from .faults import check_finish
 from .opening import OpenModel
@@ -37,6 +38,10 @@ class Generation:
     @property
     def warnings(self) -> tuple[str, ...]:
         return self.prompt.warnings
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return self.prompt.ignored
 
     @property
     def has_ended(self) -> bool:
@@ -83,7 +88,7 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     stop_ids = frozenset(frame.stop_ids)
     if not frame.ignore_eos:
         stop_ids |= model.tokenizer.eos_ids
-    compiled = _grammar(frame, model, prompt)
+    compiled = _with_minimum(frame, _grammar(frame, model, prompt), stop_ids, spec.vocab_size)
     if frame.response_format is not None:
         prompt = replace(prompt, continues_text=True)  # keep the first space: a regex may require it
     new_id = prompt.call_ids.new
@@ -114,6 +119,8 @@ def _prompt(frame: Generate, model: OpenModel) -> Prompt:
         frame.messages or [],
         tools=frame.tools,
         kwargs=frame.template_kwargs,
+        reasoning=frame.reasoning,
+        verbosity=frame.verbosity,
         continue_final_message=frame.continue_final_message,
         close_reasoning=frame.response_format is not None or bool(frame.forced_tools),
         context=context,
@@ -152,6 +159,17 @@ def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> Grammar | Non
         parallel = _is_parallel(frame, prompt)
         return model.grammars().compile_forced_calls(prompt.form.calls[0], frame.forced_tools, parallel=parallel)
     return _optional_calls(frame, model, prompt)
+
+
+def _with_minimum(frame: Generate, grammar: Grammar | None, ends: frozenset[int], vocab_size: int) -> Grammar | None:
+    """The grammar with the minimum length of the frame. Raises InvalidRequest, or UnsupportedParameter."""
+    if not frame.min_tokens:
+        return grammar
+    if frame.response_format is not None or frame.forced_tools:
+        raise UnsupportedParameter("min_tokens: the format of the answer says where it ends", param="min_tokens")
+    if frame.max_tokens is not None and frame.min_tokens > frame.max_tokens:
+        raise InvalidRequest(f"min_tokens exceeds max_tokens, {frame.max_tokens}", param="min_tokens")
+    return MinimumLength(frame.min_tokens, (token for token in ends if token < vocab_size), vocab_size, grammar)
 
 
 def _optional_calls(frame: Generate, model: OpenModel, prompt: Prompt) -> LazyGrammar | None:

@@ -199,7 +199,9 @@ class Worker:
         except Exception as error:
             self._outbox.send(self._fail(job, error))
             return
-        self._outbox.send(frames.Started(id=frame.id, prompt_tokens=job.prompt_tokens, warnings=job.warnings))
+        self._outbox.send(
+            frames.Started(id=frame.id, prompt_tokens=job.prompt_tokens, warnings=job.warnings, ignored=job.ignored)
+        )
         self._outbox.send(*job.opening(model.tokenizer))
 
     async def _reply(

@@ -222,6 +222,7 @@ def test_defaults_of_all_settings() -> None:
         "allowed_origins": (),
         "idle_unload": 900.0,
         "max_queue": 256,
+        "strict_fields": False,
         "preload": (),
         "flags": (),
         "own": (),

@@ -10,6 +10,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from ....engine.grammar import all_tokens
 from .reading import Watch
 from .records import CallFormat
 
@@ -116,12 +117,9 @@ class Ahead:
 
 
 def _allowed(matcher: LLMatcher | None, vocab_size: int) -> NDArray[np.uint32]:
-    words = -(-vocab_size // 32)
     if matcher is None:
-        mask = np.full(words, 0xFFFFFFFF, dtype=np.uint32)
-        mask[-1] >>= np.uint32(words * 32 - vocab_size)
-        return mask
-    return np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[:words]
+        return all_tokens(vocab_size)
+    return np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[: -(-vocab_size // 32)]
 
 
 def _advance(matcher: LLMatcher, tokens: list[int], *, strict: bool) -> LLMatcher | None:

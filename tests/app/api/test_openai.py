@@ -20,6 +20,7 @@ from localllm.app.frames import Generate, Piece, ResponseFormat, ToolCallPiece
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 OTHER_TOOL = {"type": "function", "function": {"name": "subtract"}}
+JSON_A = ResponseFormat(kind="json_schema", schema={"a": 1})
 DEEP: dict[str, Any] = {}
 for _ in range(70):
     DEEP = {"properties": DEEP}
@@ -93,6 +94,24 @@ def completion(**body: Any) -> list[Generate]:
         # fields without effect
         ({"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}, "n", 1),
         ({"store": False, "service_tier": "auto", "modalities": ["text"], "audio": None}, "n", 1),
+        # values of other servers
+        ({"max_tokens": -1}, "max_tokens", None),
+        ({"max_completion_tokens": -1, "max_tokens": -1}, "max_tokens", None),
+        ({"top_p": 0}, "top_p", 1e-7),
+        ({"stop": [""]}, "stop", []),
+        ({"stop": ["", "a"]}, "stop", ["a"]),
+        ({"stop": ""}, "stop", []),
+        ({"repeat_penalty": 1.1}, "repetition_penalty", 1.1),
+        ({"min_tokens": 3}, "min_tokens", 3),
+        ({"dry_multiplier": 0, "xtc_probability": 0, "mirostat": 0, "dry_base": 1.75}, "n", 1),
+        ({"response_format": {"type": "json_object", "schema": {"a": 1}}}, "response_format", JSON_A),
+        ({"response_format": {"type": "json_schema", "schema": {"a": 1}}}, "response_format", JSON_A),
+        ({"reasoning_effort": "low"}, "reasoning", "low"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "high"),
+        ({"reasoning": {"enabled": False}}, "reasoning", "none"),
+        ({"enable_thinking": True}, "reasoning", "on"),
+        ({"enable_thinking": False, "reasoning_effort": "medium"}, "reasoning", "medium"),
+        ({"verbosity": "low"}, "verbosity", "low"),
     ],
 )
 def test_chat_field_reaches_the_worker(body: dict[str, Any], field: str, value: object) -> None:
@@ -105,14 +124,16 @@ def test_chat_field_reaches_the_worker(body: dict[str, Any], field: str, value: 
     ("name", "good", "bad"),
     [
         ("model", ["x", "x" * 512], ["x" * 513]),
-        ("temperature", [0, 100], [-0.001, 100.001]),
-        ("top_p", [0.0001, 1], [0, 1.0001]),
+        ("temperature", [0, 2], [-0.001, 2.001]),
+        ("top_p", [0, 0.0001, 1], [-0.0001, 1.0001]),
         ("top_k", [-1, 0, 2**31 - 1], [-2, 2**31]),
         ("min_p", [0, 1], [-0.001, 1.001]),
         ("n", [1, 128], [0, 129]),
-        ("max_tokens", [1, 2**53 - 1], [0, 2**53]),
-        ("max_completion_tokens", [1, 2**53 - 1], [0, 2**53]),
-        ("stop", ["x", "x" * 1024, ["x"] * 16], ["", "x" * 1025, ["x"] * 17, [""]]),
+        ("max_tokens", [-1, 1, 2**53 - 1], [-2, 0, 2**53]),
+        ("max_completion_tokens", [-1, 1, 2**53 - 1], [-2, 0, 2**53]),
+        ("min_tokens", [0, 2**31 - 1], [-1, 2**31]),
+        ("repeat_penalty", [0.001, 100], [0, 100.001]),
+        ("stop", ["", "x", "x" * 1024, ["x"] * 16, [""]], ["x" * 1025, ["x"] * 17]),
         ("stop_token_ids", [[0], [2**31 - 1], [1] * 64], [[-1], [2**31], [1] * 65]),
         ("seed", [-(2**63), 2**64 - 1], [-(2**63) - 1, 2**64]),
         ("presence_penalty", [-2, 2], [-2.001, 2.001]),
@@ -189,7 +210,7 @@ def test_assistant_message_accepts_all_reply_fields() -> None:
     said = {"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b", "annotations": []}
     frame = chat(messages=[said])
     assert frame.messages == [{"role": "assistant", "content": "x", "reasoning_content": "b"}]
-    for more in ({"annotations": [1]}, {"refusal": "no"}, {"audio": {}}, {"function_call": {}}):
+    for more in ({"annotations": [1]}, {"audio": {}}, {"function_call": {}}):
         with pytest.raises(InvalidRequest):
             chat(messages=[{"role": "assistant", "content": "x"} | more])
 
@@ -220,9 +241,34 @@ def test_other_forms_of_reasoning_are_accepted_beside_its_text(name: str) -> Non
     for field in ("reasoning", "reasoning_content"):
         (message,) = chat(messages=[answer | {field: "why"}]).messages or []
         assert message == {"role": "assistant", "content": "x", "reasoning_content": "why"}
-    with pytest.raises(InvalidRequest) as refused:
-        chat(messages=[answer])
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", f"messages[0].{name}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "thoughts"),
+    [
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "why"}, {"type": "reasoning.text", "text": "so"}]}, "why\nso"),
+        ({"reasoning_details": [{"type": "reasoning.summary", "summary": "why"}]}, "why"),
+        ({"thinking_blocks": [{"type": "thinking", "thinking": "why", "signature": "s"}]}, "why"),
+        ({"reasoning_items": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}]}]}, "why"),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}, 1, None]}, None),
+        ({"reasoning_details": [{"summary": [[[]]], "text": 3}]}, None),
+    ],
+)
+def test_other_forms_of_reasoning_are_its_text(fields: dict[str, Any], thoughts: str | None) -> None:
+    (message,) = chat(messages=[{"role": "assistant", "content": "x"} | fields]).messages or []
+    assert message.get("reasoning_content") == thoughts
+
+
+def test_refusal_is_the_content_of_a_message_without_another() -> None:
+    for message in (
+        {"refusal": "no"},
+        {"content": None, "refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+        {"content": "no", "refusal": "never"},
+    ):
+        assert chat(messages=[{"role": "assistant"} | message]).messages == [{"role": "assistant", "content": "no"}]
+    with pytest.raises(InvalidRequest):
+        chat(messages=[{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}])
 
 
 @pytest.mark.parametrize(
@@ -327,7 +373,6 @@ def test_named_tool_is_forced() -> None:
         ({"temperature": "1"}, "invalid_request", "temperature"),
         ({"temperature": True}, "invalid_request", "temperature"),
         ({"temperature": 1e9}, "invalid_request", "temperature"),
-        ({"top_p": 0}, "invalid_request", "top_p"),
         ({"top_p": 1.1}, "invalid_request", "top_p"),
         ({"top_k": -2}, "invalid_request", "top_k"),
         ({"min_p": 2}, "invalid_request", "min_p"),
@@ -337,7 +382,15 @@ def test_named_tool_is_forced() -> None:
         ({"max_tokens": 1.5}, "invalid_request", "max_tokens"),
         ({"max_tokens": 10**30}, "invalid_request", "max_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_request", "max_tokens"),
-        ({"stop": ""}, "invalid_request", "stop"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "invalid_request", "repeat_penalty"),
+        ({"dry_multiplier": 0.8}, "unsupported_parameter", "dry_multiplier"),
+        ({"xtc_probability": 0.1}, "unsupported_parameter", "xtc_probability"),
+        ({"mirostat": 2}, "unsupported_parameter", "mirostat"),
+        ({"repeat_last_n": 64}, "unsupported_parameter", "repeat_last_n"),
+        ({"skip_special_tokens": False}, "unsupported_parameter", "skip_special_tokens"),
+        ({"temperature": 2.5}, "invalid_request", "temperature"),
+        ({"reasoning_effort": "huge"}, "invalid_request", "reasoning_effort"),
+        ({"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}}, "invalid_request", "response_format"),
         ({"stop": ["a"] * 17}, "invalid_request", "stop"),
         ({"stop": [1]}, "invalid_request", "stop[0]"),
         ({"seed": 2**64}, "invalid_request", "seed"),
@@ -352,19 +405,11 @@ def test_named_tool_is_forced() -> None:
         ({"logprobs": 3}, "invalid_request", "logprobs"),
         ({"stream_options": {"include_usage": True}}, "invalid_request", "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "unsupported_parameter", "stream_options.x"),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "unsupported_parameter",
-            "stream_options.include_obfuscation",
-        ),
         ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
         ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
         ({"prediction": {}}, "unsupported_parameter", "prediction"),
         ({"web_search_options": {}}, "unsupported_parameter", "web_search_options"),
         ({"functions": []}, "unsupported_parameter", "functions"),
-        ({"service_tier": "flex"}, "unsupported_parameter", "service_tier"),
-        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
-        ({"store": True}, "unsupported_parameter", "store"),
         ({"suffix": "x"}, "unsupported_parameter", "suffix"),
         ({"regex": "a", "choice": ["b"]}, "invalid_request", "choice"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "invalid_request", "regex"),
@@ -559,7 +604,7 @@ def test_every_field_of_generate_has_a_request_field() -> None:
     """A new field of Generate needs a field of the request, or an entry in this list."""
     not_sampling = {"id", "messages", "prompt", "echo"}
     asked = chat(
-        temperature=0.5, top_k=1, top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
+        temperature=0.5, top_k=1, min_tokens=1, reasoning_effort="low", verbosity="low", top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
         presence_penalty=1, frequency_penalty=1, repetition_penalty=2, logit_bias={"1": 1}, ignore_eos=True,
         logprobs=True, response_format={"type": "json_object"}, tools=[TOOL], tool_choice="required",
         parallel_tool_calls=False, chat_template_kwargs={"thinking": True}, continue_final_message=True,

@@ -15,7 +15,7 @@ from .canary_api import LONG, PROMPT, SHIFTS, Api, answer, request_body, serve, 
 
 # A key in the answer would act as another key under an adapter, so no key is drawn.
 NO_KEYS = {str(canary.SYMBOLS + key): -100 for key in range(canary.KEYS)}
-DRAWN = {"temperature": 3.0, "seed": 11, "logit_bias": NO_KEYS}
+DRAWN = {"temperature": 2.0, "seed": 11, "logit_bias": NO_KEYS}
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "string", "maxLength": 6}, "e": {"enum": ["m", "gs", "name"]}},

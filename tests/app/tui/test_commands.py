@@ -36,7 +36,7 @@ def test_unknown_command_gets_similar_names_as_hint(text: str, near: str) -> Non
 def test_hints_complete_commands_and_arguments() -> None:
     assert [text for text, _ in hints("/s")] == ["/settings", "/set ", "/system ", "/stop"]
     assert [text for text, _ in hints("/set te")] == ["/set temperature ", "/set adapter "]
-    assert hints("/set temperature 0")[0][1] == "a number from 0 to 100"
+    assert hints("/set temperature 0")[0][1] == "a number from 0 to 2"
     assert [text for text, _ in hints("/model q", {"model": ["guide", "Qwen/Q"]})] == ["/model Qwen/Q"]
     assert [text for text, _ in hints("/exi")] == ["/quit"]
     assert hints("hello") == hints("//x") == hints("/zzz") == hints("/a\nb") == []

@@ -62,7 +62,7 @@ def test_unknown_parameter_gets_similar_names_as_hint() -> None:
 @pytest.mark.parametrize(
     ("name", "good", "bad", "range_text"),
     [
-        ("temperature", [0, 100], [-0.01, 100.01], "a number from 0 to 100"),
+        ("temperature", [0, 2], [-0.01, 2.01], "a number from 0 to 2"),
         ("top_p", [0.001, 1], [0, 1.001], "a number above 0 and up to 1"),
         ("top_k", [0, 2**31 - 1], [-1, 1.5, 2**31, float("inf")], "an integer from 0 to 2^31 - 1"),
         ("min_p", [0, 1], [-0.01, 1.01], "a number from 0 to 1"),

@@ -1,0 +1,110 @@
+"""The fields that cannot change the answer of a local model: one policy for all routes.
+
+They are accepted, and a header of the response names those that ask for something. With the setting `strict_fields` a
+request that has one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import UnsupportedParameter
+from .body import WireBody
+
+HEADER = "x-localllm-ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The reason why a field has no effect, and the values that ask for nothing: the daemon does what they say."""
+
+    reason: str
+    neutral: tuple[object, ...] = ()
+
+
+_CACHE = "All requests share the prefix cache."
+_LABEL = "A label for the accounts of a provider."
+_STORED = "Answers are not stored."
+_OFF = "The sampler of this parameter is off."
+
+# Path of a field -> why it is ignored. A path goes through objects and all items of lists.
+IGNORED: Mapping[str, Ignored] = {
+    "cache_prompt": Ignored(_CACHE, (True,)),
+    "client_metadata": Ignored(_LABEL),
+    "dry_allowed_length": Ignored(_OFF),
+    "dry_base": Ignored(_OFF),
+    "dry_penalty_last_n": Ignored(_OFF),
+    "dry_sequence_breakers": Ignored(_OFF),
+    "dynatemp_exponent": Ignored(_OFF),
+    "id_slot": Ignored("The scheduler assigns the slots.", (-1,)),
+    "messages.cache_control": Ignored(_CACHE),
+    "messages.content.cache_control": Ignored(_CACHE),
+    "messages.content.prompt_cache_breakpoint": Ignored(_CACHE),
+    "metadata": Ignored(_LABEL),
+    "mirostat_eta": Ignored(_OFF),
+    "mirostat_tau": Ignored(_OFF),
+    "priority": Ignored("The daemon serves its clients in a fair order.", (0,)),
+    "prompt_cache_key": Ignored(_CACHE),
+    "prompt_cache_options": Ignored(_CACHE),
+    "prompt_cache_retention": Ignored(_CACHE),
+    "safety_identifier": Ignored(_LABEL),
+    "service_tier": Ignored("There is one tier.", ("auto", "default")),
+    "store": Ignored(_STORED, (False,)),
+    "stream_options.include_obfuscation": Ignored("Events have no padding.", (False,)),
+    "tools.cache_control": Ignored(_CACHE),
+    "user": Ignored(_LABEL),
+    "xtc_threshold": Ignored(_OFF),
+}
+
+# Fields that the chat template may have a switch for. The worker knows the template; without a switch they are ignored.
+BY_TEMPLATE: Mapping[str, str] = {
+    "chat_template_kwargs": "A variable that the template does not have.",
+    "enable_thinking": "The template has no switch for reasoning.",
+    "reasoning": "The template has no switch for reasoning.",
+    "reasoning_effort": "The template has no switch for reasoning.",
+    "verbosity": "The template has no switch for the length of answers.",
+}
+
+
+def table() -> dict[str, str]:
+    """The path of each field, and the reason why it has no effect, for people."""
+    rows = {path: field.reason for path, field in IGNORED.items()} | BY_TEMPLATE
+    return {path: rows[path] for path in sorted(rows)}
+
+
+def ignored_in(body: WireBody) -> tuple[str, ...]:
+    """The paths of the fields in a body that have no effect, in the order of the table."""
+    return tuple(
+        path
+        for path, field in IGNORED.items()
+        if any(value is not None and value not in field.neutral for value in _values(body, path.split(".")))
+    )
+
+
+def refuse(names: Sequence[str]) -> None:
+    """Raises UnsupportedParameter for the first of the ignored fields, for the setting `strict_fields`."""
+    for name in names:
+        reason = IGNORED[name].reason if name in IGNORED else BY_TEMPLATE[name.partition(".")[0]]
+        raise UnsupportedParameter(
+            f"{name} has no effect here: {reason}", hint="the setting strict_fields refuses such fields", param=name
+        )
+
+
+def header(names: Iterable[str]) -> dict[str, str]:
+    """The header of a response that names the ignored fields of its request; empty without one."""
+    text = ", ".join(names)
+    return {HEADER: text} if text else {}
+
+
+def _values(value: object, names: Sequence[str]) -> Iterator[object]:
+    """The values at a path of fields below a value."""
+    if isinstance(value, list) and names:
+        for item in value:
+            yield from _values(item, names)
+    elif not names:
+        yield value
+    elif isinstance(value, msgspec.Struct) and (child := getattr(value, names[0], None)) is not None:
+        yield from _values(child, names[1:])
