@@ -163,8 +163,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     strict_fields: Annotated[
         bool,
         Meta(
-            description="Refuse the fields of requests that cannot change the answer of a local model; false: name them "
-            "in the header x-localllm-ignored."
+            description="Refuse fields of requests that cannot change the answer of a local model; false: accept them, "
+            "and name them in the header x-localllm-ignored."
         ),
     ] = False
     preload: Annotated[tuple[str, ...], Meta(description="Models that the daemon loads when it starts.")] = ()

@@ -18,6 +18,7 @@ from ..errors import AppError, Stopping
 from ..frames import Embed, Embedded, Finished
 from .body import is_local, read_converted
 from .exchange import open_stream, unless_gone
+from .ignored import Policy, ignored_in
 from .inputs import TargetBody, Texts, texts_of
 from .metrics import Metrics
 from .models import Models
@@ -68,10 +69,12 @@ class Embeddings:
         body, requests = await read_converted(
             scope, receive, EmbeddingBody, self.limit, lambda body: body.frames(request_id)
         )
+        policy = Policy(self.models.settings.strict_fields)
+        policy.add(ignored_in(body))
         if body.load is not None:
             self.check_admin(scope)
         document = await unless_gone(receive, self._compute(body, requests, is_local(scope)))
-        await Response(document, media_type="application/json")(scope, receive, send)
+        await Response(document, headers=policy.headers, media_type="application/json")(scope, receive, send)
 
     async def _compute(self, body: EmbeddingBody, requests: Sequence[Embed], local: bool) -> bytes:
         """The reply as JSON."""

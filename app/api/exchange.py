@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from ..frames import Finished, Generate, ModelInfo, Piece
 from . import keep_alive
 from .answers import SERVER_SENT, Answer, ChatAnswer, CompletionAnswer, Framing, Head
 from .body import Body, ClientGone, is_local, read_converted
+from .ignored import Policy, ignored_in
 from .inputs import TargetBody
 from .metrics import Metrics, Watch
 from .models import Models, Request
@@ -28,11 +30,12 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-def stream_headers(framing: Framing) -> list[tuple[bytes, bytes]]:
+def stream_headers(framing: Framing, more: Mapping[str, str] = MappingProxyType({})) -> list[tuple[bytes, bytes]]:
     return [
         (b"content-type", framing.media),
         (b"cache-control", b"no-cache"),
         (b"x-accel-buffering", b"no"),  # tells proxies not to buffer the stream
+        *((name.encode(), value.encode()) for name, value in more.items()),
     ]
 
 
@@ -44,7 +47,8 @@ class Asked:
     """A request for answers in the terms of the daemon. Every protocol converts its bodies to it.
 
     `answer`: makes the writer of the reply when the worker has accepted the request. `explain`: converts an error of
-    the worker to one that names the parameters of the protocol.
+    the worker to one that names the parameters of the protocol. `fields`: the fields of the protocol for names of
+    Started.ignored.
     """
 
     id: str
@@ -53,6 +57,7 @@ class Asked:
     is_streamed: bool
     answer: Callable[[Head, Stream], Answer]
     explain: Callable[[AppError], AppError] = lambda error: error
+    fields: Callable[[Sequence[str]], Sequence[str]] = lambda names: names
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ def _ask_chat(body: ChatBody) -> Asked:
         return ChatAnswer(head, stream.weight, logprobs=body.shows_logprobs, usage=body.wants_usage)
 
     identifier = f"chatcmpl-{uuid.uuid4().hex}"
-    return Asked(identifier, body, body.frames(identifier), bool(body.stream), answer)
+    frames = body.frames(identifier)
+    return Asked(identifier, body, frames, bool(body.stream), answer, fields=body.ignored_by_template)
 
 
 def _ask_completion(body: CompletionBody) -> Asked:
@@ -104,13 +110,20 @@ class Exchange:
         self.limit = models.settings.developer.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind, ask, blocks = self.protocol.body, self.protocol.ask, self.protocol.blocks
-        _, asked = await read_converted(scope, receive, kind, self.limit, ask, blocks=blocks)
+        protocol = self.protocol
+        policy = Policy(self.models.settings.strict_fields)
+
+        def convert(body: Any) -> Asked:
+            asked = protocol.ask(body)
+            policy.add(ignored_in(body))
+            return asked
+
+        _, asked = await read_converted(scope, receive, protocol.body, self.limit, convert, blocks=protocol.blocks)
         if asked.body.load is not None:
             self.check_admin(scope)
-        await unless_gone(receive, self._answer(asked, scope, receive, send))
+        await unless_gone(receive, self._answer(asked, policy, scope, receive, send))
 
-    async def _answer(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, asked: Asked, policy: Policy, scope: Scope, receive: Receive, send: Send) -> None:
         choices = len(asked.requests) * asked.requests[0].n
         try:
             stream = await open_stream(
@@ -125,15 +138,18 @@ class Exchange:
         try:
             async with stream:
                 await stream.started()
+                policy.add(asked.fields(stream.ignored))
                 for warning in stream.warnings:
                     log.warning("%s: %s", model, warning)
                 fingerprint = _fingerprint(self.version, stream.info)
                 answer = asked.answer(Head(asked.id, name, fingerprint, stream.warnings, stream.prompt_tokens), stream)
                 if asked.is_streamed:
-                    outcome = await _stream(answer, tally, send, asked.explain)
+                    outcome = await _stream(answer, tally, send, asked.explain, policy.headers)
                 else:
                     document = await _collect(answer, tally)
-                    await Response(document, media_type="application/json")(scope, receive, send)
+                    await Response(document, headers=policy.headers, media_type="application/json")(
+                        scope, receive, send
+                    )
                     outcome = "ok"
         except AppError as error:
             outcome = error.code
@@ -152,7 +168,9 @@ async def open_stream(
     """
     name = body.model
     try:
-        return await models.open(name, requests, weight=weight, local=local, flags=body.load_flags)
+        return await models.open(
+            name, requests, weight=weight, local=local, flags=body.load_flags, lifetime=body.lifetime
+        )
     except AppError as error:
         if name and models.find(name):
             metrics.requests.labels(name, error.code).inc()
@@ -208,7 +226,13 @@ def _fingerprint(version: str, info: ModelInfo) -> str:
     return "-".join(filter(None, ("localllm", version, info.backend, info.dtype, info.quant)))
 
 
-async def _stream(answer: Answer, tally: _Tally, send: Send, explain: Callable[[AppError], AppError]) -> str:
+async def _stream(
+    answer: Answer,
+    tally: _Tally,
+    send: Send,
+    explain: Callable[[AppError], AppError],
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Send the answer as a stream; returns its outcome for the metrics.
 
     An error becomes a part of the stream, because the status of the response is already sent.
@@ -219,7 +243,7 @@ async def _stream(answer: Answer, tally: _Tally, send: Send, explain: Callable[[
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     deadline = keep_alive.Deadline()
-    await send({"type": "http.response.start", "status": 200, "headers": stream_headers(answer.framing)})
+    await send({"type": "http.response.start", "status": 200, "headers": stream_headers(answer.framing, headers)})
     await write(answer.opening())
     while True:
         data = b""

@@ -71,7 +71,7 @@ BY_TEMPLATE: Mapping[str, str] = {
 
 def table() -> dict[str, str]:
     """The path of each field, and the reason why it has no effect, for people."""
-    rows = {path: field.reason for path, field in IGNORED.items()} | BY_TEMPLATE
+    rows = {path: field.reason for path, field in IGNORED.items()} | dict(BY_TEMPLATE)
     return {path: rows[path] for path in sorted(rows)}
 
 
@@ -84,19 +84,27 @@ def ignored_in(body: WireBody) -> tuple[str, ...]:
     )
 
 
-def refuse(names: Sequence[str]) -> None:
-    """Raises UnsupportedParameter for the first of the ignored fields, for the setting `strict_fields`."""
-    for name in names:
-        reason = IGNORED[name].reason if name in IGNORED else BY_TEMPLATE[name.partition(".")[0]]
-        raise UnsupportedParameter(
-            f"{name} has no effect here: {reason}", hint="the setting strict_fields refuses such fields", param=name
-        )
+class Policy:
+    """The ignored fields of one request, as they become known."""
 
+    def __init__(self, strict: bool) -> None:
+        """`strict`: the setting `strict_fields`."""
+        self._strict = strict
+        self._names: list[str] = []
 
-def header(names: Iterable[str]) -> dict[str, str]:
-    """The header of a response that names the ignored fields of its request; empty without one."""
-    text = ", ".join(names)
-    return {HEADER: text} if text else {}
+    def add(self, names: Iterable[str]) -> None:
+        """Raises UnsupportedParameter for the first of the names if the policy is strict."""
+        for name in names:
+            if self._strict:
+                reason = IGNORED[name].reason if name in IGNORED else BY_TEMPLATE[name.partition(".")[0]]
+                hint = "the setting strict_fields refuses such fields"
+                raise UnsupportedParameter(f"{name} has no effect. {reason}", hint=hint, param=name)
+            self._names.append(name)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that names the fields; empty without one."""
+        return {HEADER: ", ".join(self._names)} if self._names else {}
 
 
 def _values(value: object, names: Sequence[str]) -> Iterator[object]:

@@ -168,7 +168,7 @@ class SamplingBody(TargetBody, kw_only=True):
     def _value(self, field: str) -> Any:
         """The value of a field. Values outside the range that other servers accept are converted: see CONVERTED; a
         negative `seed` to its value modulo 2^63."""
-        value = getattr(self, field, None)
+        value: Any = getattr(self, field, None)
         if field == "seed" and value is not None and -(2**63) <= value < 0:
             return value % 2**63
         return CONVERTED.get(field, {}).get(value, value)

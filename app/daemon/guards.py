@@ -42,6 +42,8 @@ CORS_HEADERS = (
     "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method"
 )
 
+EXPOSED = "X-Request-Id, X-Localllm-Ignored, Retry-After"
+
 
 class Traced:
     """Adds the header X-Request-Id to responses: the id of the client if it is valid, otherwise a new one."""
@@ -187,7 +189,7 @@ class Origins:
         async def cors_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(cors | {"access-control-expose-headers": "X-Request-Id, Retry-After"})
+                headers.update(cors | {"access-control-expose-headers": EXPOSED})
             await send(message)
 
         try:

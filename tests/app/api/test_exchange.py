@@ -160,8 +160,8 @@ async def test_disconnect_cancels_the_work() -> None:
 class FakeModels:
     """One model that replies with the frames of a test, or refuses with its error."""
 
-    def __init__(self, *replies: Any, refusal: AppError | None = None) -> None:
-        self.settings = Settings(developer=Developer(max_body_mib=1))
+    def __init__(self, *replies: Any, refusal: AppError | None = None, strict: bool = False) -> None:
+        self.settings = Settings(developer=Developer(max_body_mib=1), strict_fields=strict)
         self.replies = replies
         self.refusal = refusal
         self.calls: list[Any] = []
@@ -172,10 +172,18 @@ class FakeModels:
         return name if name == "m" else None
 
     async def open(
-        self, name: str | None, requests: list[Generate], *, weight: int, local: bool, flags: LoadFlags | None
+        self,
+        name: str | None,
+        requests: list[Generate],
+        *,
+        weight: int,
+        local: bool,
+        flags: LoadFlags | None,
+        lifetime: float | None,
     ) -> Stream:
         self.calls.append((name, local, requests, weight))
         self.flags = flags
+        self.lifetime = lifetime
         if self.refusal is not None:
             raise self.refusal
         self.opened.set()
@@ -250,6 +258,31 @@ async def test_weight_counts_prompts_times_choices() -> None:
     assert answer["id"].startswith("cmpl-")
     assert [request.id for request in requests] == [f"{answer['id']}-0", f"{answer['id']}-1"]
     assert [choice["text"] for choice in answer["choices"]] == ["x", "", "x", ""]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ignored_fields_are_in_a_header_or_refused(stream: bool) -> None:
+    replies = (Started(id="", prompt_tokens=2, ignored=("reasoning", "thinking")), *ENDS[1:])
+    body = {"messages": HI, "stream": stream, "user": "u", "reasoning_effort": "low"}
+    (start, *_), _ = await exchanged(FakeModels(*replies), **body)
+    named = dict(start["headers"])[b"x-localllm-ignored"]
+    assert named == b"user, reasoning_effort, chat_template_kwargs.thinking"
+    (start, *_), _ = await exchanged(FakeModels(*ENDS), messages=HI, stream=stream)
+    assert b"x-localllm-ignored" not in dict(start["headers"])
+    (error,), _ = await exchanged(FakeModels(*replies, strict=True), **body)
+    assert (error.code, error.param) == ("unsupported_parameter", "user")
+    models = FakeModels(*replies, strict=True)
+    (error,), _ = await exchanged(models, **body | {"user": None})
+    assert (error.code, error.param, len(models.closed)) == ("unsupported_parameter", "reasoning_effort", 1)
+
+
+async def test_lifetime_reaches_the_model() -> None:
+    for fields, lifetime in (({}, None), ({"keep_alive": "5m"}, 300.0), ({"ttl": 7}, 7.0)):
+        models = FakeModels(*ENDS)
+        await exchanged(models, messages=HI, **fields)
+        assert models.lifetime == lifetime
+    (error,), _ = await exchanged(FakeModels(*ENDS), messages=HI, keep_alive="soon")
+    assert (error.status, error.param) == (400, "keep_alive")
 
 
 async def test_load_options_reach_the_model_from_local_clients_only() -> None:

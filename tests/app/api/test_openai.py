@@ -246,7 +246,15 @@ def test_other_forms_of_reasoning_are_accepted_beside_its_text(name: str) -> Non
 @pytest.mark.parametrize(
     ("fields", "thoughts"),
     [
-        ({"reasoning_details": [{"type": "reasoning.text", "text": "why"}, {"type": "reasoning.text", "text": "so"}]}, "why\nso"),
+        (
+            {
+                "reasoning_details": [
+                    {"type": "reasoning.text", "text": "why"},
+                    {"type": "reasoning.text", "text": "so"},
+                ]
+            },
+            "why\nso",
+        ),
         ({"reasoning_details": [{"type": "reasoning.summary", "summary": "why"}]}, "why"),
         ({"thinking_blocks": [{"type": "thinking", "thinking": "why", "signature": "s"}]}, "why"),
         ({"reasoning_items": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}]}]}, "why"),
@@ -390,7 +398,11 @@ def test_named_tool_is_forced() -> None:
         ({"skip_special_tokens": False}, "unsupported_parameter", "skip_special_tokens"),
         ({"temperature": 2.5}, "invalid_request", "temperature"),
         ({"reasoning_effort": "huge"}, "invalid_request", "reasoning_effort"),
-        ({"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}}, "invalid_request", "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}},
+            "invalid_request",
+            "response_format",
+        ),
         ({"stop": ["a"] * 17}, "invalid_request", "stop"),
         ({"stop": [1]}, "invalid_request", "stop[0]"),
         ({"seed": 2**64}, "invalid_request", "seed"),
@@ -604,7 +616,8 @@ def test_every_field_of_generate_has_a_request_field() -> None:
     """A new field of Generate needs a field of the request, or an entry in this list."""
     not_sampling = {"id", "messages", "prompt", "echo"}
     asked = chat(
-        temperature=0.5, top_k=1, min_tokens=1, reasoning_effort="low", verbosity="low", top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
+        temperature=0.5, top_k=1, min_tokens=1, reasoning_effort="low", verbosity="low",
+        top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
         presence_penalty=1, frequency_penalty=1, repetition_penalty=2, logit_bias={"1": 1}, ignore_eos=True,
         logprobs=True, response_format={"type": "json_object"}, tools=[TOOL], tool_choice="required",
         parallel_tool_calls=False, chat_template_kwargs={"thinking": True}, continue_final_message=True,

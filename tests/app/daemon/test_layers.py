@@ -162,7 +162,7 @@ async def test_allowed_origins_ignore_case_and_trailing_slash(allowed: str) -> N
     layer = guards.Origins(Inner(), [allowed])
     status, headers, _ = await through(layer, request((b"origin", ORIGIN)))
     assert (status, headers["access-control-allow-origin"], headers["vary"]) == (200, ORIGIN.decode(), "Origin")
-    assert headers["access-control-expose-headers"] == "X-Request-Id, Retry-After"
+    assert headers["access-control-expose-headers"] == "X-Request-Id, X-Localllm-Ignored, Retry-After"
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])

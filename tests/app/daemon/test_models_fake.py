@@ -370,8 +370,13 @@ async def test_idle_models_are_unloaded(
         assert await pauses.get() == pause, "one task checks all models again and again"
         await workers[1].process_gone.wait()
     assert (workers[0].state, workers[1].state) == ("ready", "over")
+    workers[0].idle = limit - 0.1
+    await models.open("a", [Generate(id="x", prompt="x")], lifetime=limit - 0.2)
+    workers[0].unfinished = 0
+    looks.release()
+    async with asyncio.timeout(100):
+        await workers[0].process_gone.wait()
     assert workers[1].quiet_for == [0.0]
-    assert pauses.empty()
     await models.close()
     assert models._idle_task is not None
     await asyncio.wait([models._idle_task], timeout=100)
