@@ -12,6 +12,7 @@ from typing import Any
 
 from ...frames import Reasoning
 
+_VARIABLE = re.compile(r"""(?<![\w.'"])[a-z]\w*""")  # neither an attribute nor a text in quotation marks
 _ON_OFF = ("enable_thinking", "thinking")
 _HARMONY: Mapping[Reasoning, str] = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -32,7 +33,7 @@ def switches(
     A template may have a variable with levels, `reasoning_effort`, and one of `enable_thinking` and `thinking`, which
     is true for every level except none and minimal.
     """
-    names = set(re.findall(r"\w+", template))
+    names = set(_VARIABLE.findall(template))
     chosen = Switches(ignored=[name for name in kwargs if name not in names])
     if reasoning is not None:
         _add_reasoning(chosen, names, reasoning, is_harmony=is_harmony)

@@ -96,6 +96,12 @@ def test_answer_without_a_limit_may_use_the_rest_of_the_context(
         ({"prompt": [5], "logit_bias": {VOCAB: 1.0}}, InvalidRequest, "logit_bias"),
         ({"prompt": []}, InvalidRequest, "prompt"),
         ({"prompt": [5], "max_tokens": 0}, InvalidRequest, "max_tokens"),
+        ({"prompt": [5], "max_tokens": 2, "min_tokens": 3}, InvalidRequest, "min_tokens"),
+        (
+            {"prompt": [5], "min_tokens": 3, "response_format": ResponseFormat(kind="json_object")},
+            UnsupportedParameter,
+            "min_tokens",
+        ),
     ],
 )
 def test_refusal_has_the_parameter(
@@ -104,6 +110,28 @@ def test_refusal_has_the_parameter(
     with pytest.raises(kind) as caught:
         prepare(Generate(id="a", **fields), model)
     assert (type(caught.value), caught.value.param) == (kind, param)
+
+
+def test_minimum_length_forbids_the_tokens_that_end_an_answer(model: OpenModel) -> None:
+    made = prepare(Generate(id="a", prompt=[5], n=2, min_tokens=1, stop_ids=[4]), model)
+    first, second = (request.grammar for request in made.requests)
+    assert first is not None
+    assert second is not None
+    assert forbidden(first) == {2, 4}
+    first.accept(7)
+    assert (forbidden(first), forbidden(second)) == (set(), {2, 4})
+
+
+def forbidden(grammar: Any) -> set[int]:
+    allowed = unpack_mask(grammar.allowed()[None], VOCAB)[0]
+    return {token for token in range(VOCAB) if not allowed[token]}
+
+
+def test_wishes_for_the_template_are_honoured_or_reported(model: OpenModel, harmony: OpenModel) -> None:
+    wishes: dict[str, Any] = {"reasoning": "high", "verbosity": "low", "template_kwargs": {"thinking_x": "y"}}
+    assert prepare(Generate(id="a", messages=HI, **wishes), harmony).ignored == ("thinking_x", "reasoning", "verbosity")
+    answers = [prepare(Generate(id="a", messages=HI, reasoning=level), model) for level in ("none", "high")]
+    assert [(made.prompt.inside_reasoning, made.ignored) for made in answers] == [(False, ()), (True, ())]
 
 
 def test_tools_are_in_the_prompt(model: OpenModel) -> None:
