@@ -12,7 +12,9 @@ from typing import Any
 
 from ...frames import Reasoning
 
-_VARIABLE = re.compile(r"""(?<![\w.'"])[a-z]\w*""")  # neither an attribute nor a text in quotation marks
+_TAG = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_NAME = re.compile(r"(?<![\w.])[a-z]\w*")  # no attribute
 _ON_OFF = ("enable_thinking", "thinking")
 _HARMONY: Mapping[Reasoning, str] = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -33,7 +35,7 @@ def switches(
     A template may have a variable with levels, `reasoning_effort`, and one of `enable_thinking` and `thinking`, which
     is true for every level except none and minimal.
     """
-    names = set(_VARIABLE.findall(template))
+    names = set(_NAME.findall(_STRING.sub("", " ".join(_TAG.findall(template)))))
     chosen = Switches(ignored=[name for name in kwargs if name not in names])
     if reasoning is not None:
         _add_reasoning(chosen, names, reasoning, is_harmony=is_harmony)

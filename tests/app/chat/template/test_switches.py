@@ -27,8 +27,9 @@ BOTH = "{{ enable_thinking }}{{ reasoning_effort }}"
         (BOTH, "none", {"enable_thinking": False}, []),
         (BOTH, "low", {"enable_thinking": True, "reasoning_effort": "low"}, []),
         ("plain", "low", {}, ["reasoning"]),
+        ("Don't show thinking. {% if x %}{{ raise('no thinking') }}{% endif %}", "low", {}, ["reasoning"]),
         ("{{ message.thinking }}{{ message['reasoning_effort'] }}", "low", {}, ["reasoning"]),
-        ("my_enable_thinking_x", "none", {}, ["reasoning"]),
+        ("{{ my_enable_thinking_x }}", "none", {}, ["reasoning"]),
         ("plain", None, {}, []),
     ],
 )
