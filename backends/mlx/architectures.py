@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine.files.families import FAMILIES
 from ...engine.files.model_config import ModelConfig
 
 VERIFIED = frozenset(
@@ -50,16 +49,14 @@ _DIFFERENCES: Mapping[str, str] = {
 }
 
 
-# Architectures of FAMILIES with a dense MLP for which families.py does not set all values.
-_INCOMPLETE = frozenset({"gemma2", "glm4", "granite", "ministral3"})
+# Architectures of FAMILIES for which families.py sets all values.
+_DESCRIBED = frozenset("gemma3_text llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split())
 
 
 def is_described(config: ModelConfig) -> bool:
     """Whether families.py sets all values of this architecture from ModelConfig. The classes of mlx-lm read the values
     of other architectures, such as those with experts, from config.json (config_keys.py)."""
-    family = FAMILIES.get(config.model_type)
-    is_complete = config.model_type not in _INCOMPLETE and not config.multimodal
-    return family is not None and family.moe is None and is_complete
+    return config.model_type in _DESCRIBED and not config.multimodal
 
 
 def refusal(values: Mapping[str, Any]) -> str:

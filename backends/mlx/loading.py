@@ -170,7 +170,7 @@ def _undescribed(files: ModelFiles, values: Mapping[str, Any], context: int) -> 
     keys = ConfigKeys(values)
     added = keys.arguments()
     if files.config.multimodal:  # the class reads the field in text_config, which transformers ignores
-        added["text_config"][TIE] = files.config.tie_embeddings
+        added.get("text_config", added)[TIE] = files.config.tie_embeddings
     elif keys.text.get(TIE):
         _verify_head(files)
     return _Plan(keys.text, added, _get_classes, lambda model, fields: keys.verify(model, fields, context))

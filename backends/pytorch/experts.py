@@ -32,6 +32,7 @@ class ExpertLayout(NamedTuple):
     correction: str = ""  # empty: the router has no correction
     biases: bool = False  # whether the router and all experts have biases
     transposed: bool = False  # whether a tensor of all experts is [experts, in_features, out_features]
+    ordered_by_shape: bool = False  # whether the shape of a tensor of all experts decides if it is transposed
     alternating: bool = False  # whether gates and ups alternate in a tensor of all experts; else gates are first
 
 
@@ -144,6 +145,9 @@ def _projection(
     """The projections of all experts with these names, as one weight; from the tensor `stacked` if it exists."""
     source: Tensors = weights.tensors
     if StackedTensors.exists(weights.tensors, stacked):
+        if layout.ordered_by_shape:
+            plain = moe.experts, out_features * len(projections), in_features
+            layout = layout._replace(transposed=weights.tensors.shape(stacked) != plain)
         source = StackedTensors(weights.tensors, stacked, moe.experts, projections, layout)
     experts = stacked.rpartition(".")[0]
     names = [[f"{experts}.{expert}.{projection}" for projection in projections] for expert in range(moe.experts)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from . import latent_config, moe_config
 from .latent_config import LatentFamily
@@ -17,19 +17,30 @@ class Family:
     """The config.json fields of an architecture, with the defaults of the config class in transformers."""
 
     max_positions: int
+    vocab: int = 0  # default of vocab_size; 0: no default, as published files have the field
+    heads: int = 0  # default of num_attention_heads; 0: no default
     optional: tuple[str, ...] = ()  # the fields of OPTIONAL that this architecture reads
     kv_heads: int = 0  # default of num_key_value_heads; 0: num_attention_heads
     head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
+    default_of_null_head_dim: bool = True  # False: null means hidden_size / num_attention_heads
     norm_eps: float = 1e-6
     activation_key: str = "hidden_act"  # empty: the architecture always has the default
     activation: str = "silu"
+    gelu_is_tanh: bool = False  # whether the activation "gelu" means its tanh approximation
     tie: bool = False
     attention_bias: bool = False  # default of this field
     # Default of the field qkv_bias; the field attention_bias may add this bias.
     qkv_bias: bool = False
     output_bias: bool = True  # whether attention_bias also adds the bias of the output projection
     head_norms: bool = False  # default of use_qk_norm
-    pattern: bool = False  # True: every sliding_window_pattern-th layer is full, and each layer kind has its own rope
+    # Default of sliding_window_pattern: of this number of layers the last one is full, the others are sliding. 0: no
+    # such pattern.
+    pattern: int = 0
+    ropes_by_kind: bool = False  # whether rope_parameters has a table for each kind of layer
+    # Default of rope_local_base_freq, the theta of sliding layers. 0: their theta is in rope_parameters, or is `theta`.
+    local_theta: float = 0.0
+    # Whether full layers have a rope. "unmixed": only if sliding_window is null.
+    full_ropes: Literal["always", "never", "unmixed"] = "always"
     alternating: bool = False  # True: without `pattern`, every second layer is sliding, from the first layer on
     window: int = 0
     windowed: bool = True  # default of use_sliding_window
@@ -46,7 +57,8 @@ class Family:
     query_scaling: bool = False  # whether rope_parameters has llama_4_scaling_beta
     rotary_share: float = 1.0  # default of partial_rotary_factor
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-    longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
+    # Other names of a rope kind in files of this architecture -> the kind.
+    rope_names: Mapping[str, str] = field(default_factory=dict)
     original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
     query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim
     attention_scale: float = 0.0  # default of attention_multiplier; 0: query_pre_attn_scalar decides
@@ -63,8 +75,10 @@ class Family:
 OPTIONAL = frozenset(
     {
         "attention_bias",
+        "attention_out_bias",
         "mlp_bias",
         "sliding_window",
+        "sliding_window_pattern",
         "use_sliding_window",
         "max_window_layers",
         "query_pre_attn_scalar",
@@ -83,6 +97,61 @@ OPTIONAL = frozenset(
     }
 )
 _QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
+# The three positions of a token of text are equal, so its multimodal rope is the default rope.
+_MROPE: Mapping[str, str] = MappingProxyType({"mrope": "default"})
+_QWEN2_VL = Family(
+    max_positions=32_768,
+    optional=_QWEN_WINDOW,
+    kv_heads=8,
+    norm_eps=1e-5,
+    qkv_bias=True,
+    window=4096,
+    windowed=False,
+    window_layers=80,
+    theta=1_000_000.0,
+    rope_names=_MROPE,
+    eos=(151_645,),
+)
+
+_GLM = Family(
+    max_positions=131_072,
+    optional=("attention_bias",),
+    kv_heads=2,
+    head_dim=128,
+    norm_eps=1.5625e-7,
+    attention_bias=True,
+    output_bias=False,
+    layer_types=False,
+    partial_rotary=True,
+    rotary_share=0.5,
+    eos=(151_329, 151_336, 151_338),
+    eos_of_null=True,
+)
+_DEEPSEEK_V3 = Family(
+    max_positions=4096,
+    optional=("attention_bias", "rope_interleave", *moe_config.DEEPSEEK, *latent_config.FIELDS),
+    kv_heads=128,
+    layer_types=False,
+    rope_kinds=("default", "linear", "llama3", "yarn"),
+    eos=(1,),
+    moe=MoeFamily(
+        ("n_routed_experts", "num_local_experts"),
+        experts=256,
+        top_k=8,
+        inner=2048,
+        score="sigmoid",
+        renormalise=True,
+        scale=2.5,
+        groups=8,
+        top_groups=4,
+        methods=("noaux_tc",),
+        shared_experts=1,
+        dense_layers=3,
+        group_score="top2",
+    ),
+    latent=LatentFamily(),
+    predicts=True,
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -105,30 +174,28 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             latent=LatentFamily(),
         ),
-        "deepseek_v3": Family(
-            max_positions=4096,
-            optional=("attention_bias", "rope_interleave", *moe_config.DEEPSEEK, *latent_config.FIELDS),
-            kv_heads=128,
+        "deepseek_v3": _DEEPSEEK_V3,
+        "exaone4": Family(
+            max_positions=2048,
+            optional=("sliding_window", "sliding_window_pattern"),
+            kv_heads=32,
+            norm_eps=1e-5,
+            head_norms=True,
+            pattern=4,
+            full_ropes="unmixed",
+            window=4096,
+            eos=(2,),
+        ),
+        "gemma": Family(
+            max_positions=8192,
+            optional=("attention_bias",),
+            kv_heads=16,
+            head_dim=256,
+            activation="gelu_pytorch_tanh",
+            gelu_is_tanh=True,
+            tie=True,
             layer_types=False,
-            rope_kinds=("default", "linear", "llama3", "yarn"),
             eos=(1,),
-            moe=MoeFamily(
-                ("n_routed_experts", "num_local_experts"),
-                experts=256,
-                top_k=8,
-                inner=2048,
-                score="sigmoid",
-                renormalise=True,
-                scale=2.5,
-                groups=8,
-                top_groups=4,
-                methods=("noaux_tc",),
-                shared_experts=1,
-                dense_layers=3,
-                group_score="top2",
-            ),
-            latent=LatentFamily(),
-            predicts=True,
         ),
         "gemma2": Family(
             max_positions=8192,
@@ -153,33 +220,31 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "gemma3_text": Family(
             max_positions=131_072,
-            optional=("attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping"),
+            optional=(
+                "attention_bias",
+                "sliding_window",
+                "sliding_window_pattern",
+                "query_pre_attn_scalar",
+                "final_logit_softcapping",
+            ),
             kv_heads=4,
             head_dim=256,
             activation_key="hidden_activation",
             activation="gelu_pytorch_tanh",
             tie=True,
             head_norms=True,
-            pattern=True,
+            vocab=262_208,
+            heads=8,
+            pattern=6,
+            ropes_by_kind=True,
+            local_theta=10_000.0,
             window=4096,
             theta=1_000_000.0,
             query_scalar=256,
             eos=(1,),
         ),
-        "glm4": Family(
-            max_positions=131_072,
-            optional=("attention_bias",),
-            kv_heads=2,
-            head_dim=128,
-            norm_eps=1.5625e-7,
-            attention_bias=True,
-            output_bias=False,
-            layer_types=False,
-            partial_rotary=True,
-            rotary_share=0.5,
-            eos=(151_329, 151_336, 151_338),
-            eos_of_null=True,
-        ),
+        "glm": _GLM,
+        "glm4": _GLM,
         "glm4_moe": Family(
             max_positions=131_072,
             optional=("attention_bias", "use_qk_norm", *moe_config.GROUPED),
@@ -200,6 +265,36 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 dense_layers=1,
                 group_score="top2",
             ),
+            predicts=True,
+        ),
+        "glm4_moe_lite": Family(
+            max_positions=202_752,
+            optional=(
+                "attention_bias",
+                "rope_interleave",
+                "mlp_layer_types",
+                *(field for field in moe_config.DEEPSEEK if field != "first_k_dense_replace"),
+                *latent_config.FIELDS,
+            ),
+            kv_heads=20,
+            norm_eps=1e-5,
+            layer_types=False,
+            rope_kinds=("default", "linear", "llama3", "yarn"),
+            eos=(1,),
+            moe=MoeFamily(
+                ("n_routed_experts", "num_local_experts"),
+                experts=64,
+                top_k=4,
+                inner=1536,
+                score="sigmoid",
+                renormalise=True,
+                scale=1.8,
+                methods=("noaux_tc",),
+                shared_experts=1,
+                dense_layers=1,
+                group_score="top2",
+            ),
+            latent=LatentFamily(query_rank=768, plain_dim=192, value_dim=256, head_dim_is_rotary=True),
             predicts=True,
         ),
         "gpt_oss": Family(
@@ -243,6 +338,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             attention_scale=1.0,
             eos=(2,),
         ),
+        "kimi_k2": _DEEPSEEK_V3,
         "llama": Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
         "ministral3": Family(
             max_positions=262_144,
@@ -292,6 +388,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             layer_types=False,
             eos=(50_279,),
         ),
+        "olmo3": Family(
+            max_positions=2048,
+            optional=("attention_bias", "sliding_window"),
+            norm_eps=1e-5,
+            head_norms=True,
+            pattern=4,
+            ropes_by_kind=True,
+            window=4096,
+            theta=500_000.0,
+            eos=(50_279,),
+        ),
         "phi3": Family(
             max_positions=4096,
             optional=("sliding_window",),
@@ -299,7 +406,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             layer_types=False,
             partial_rotary=True,
             rope_kinds=("default", "longrope"),
-            longrope_names=("su", "yarn"),
+            rope_names=MappingProxyType({"su": "longrope", "yarn": "longrope"}),
             original_positions=4096,
             eos=(32_000,),
         ),
@@ -312,6 +419,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windowed=False,
             window_layers=28,
         ),
+        "qwen2_5_vl_text": _QWEN2_VL,
         "qwen2_moe": Family(
             max_positions=32_768,
             optional=(*_QWEN_WINDOW, "qkv_bias", *moe_config.QWEN, "shared_expert_intermediate_size"),
@@ -323,6 +431,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             window_layers=28,
             moe=MoeFamily(("num_experts",), experts=60, top_k=4, inner=1408, shared_inner=5632),
         ),
+        "qwen2_vl_text": _QWEN2_VL,
         "qwen3": Family(
             max_positions=32_768,
             optional=("attention_bias", *_QWEN_WINDOW),
@@ -342,6 +451,38 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windowed=False,
             layer_types=False,
             moe=MoeFamily(("num_experts", "num_local_experts"), experts=128, top_k=8, inner=768),
+        ),
+        "qwen3_vl_moe_text": Family(
+            max_positions=128_000,
+            optional=("attention_bias", "decoder_sparse_step", "mlp_only_layers"),
+            kv_heads=16,
+            head_norms=True,
+            layer_types=False,
+            tie=True,
+            theta=500_000.0,
+            rope_names=_MROPE,
+            moe=MoeFamily(("num_experts", "num_local_experts"), experts=60, top_k=4, inner=1408, renormalise=True),
+        ),
+        "qwen3_vl_text": Family(
+            max_positions=128_000,
+            optional=("attention_bias",),
+            kv_heads=32,
+            head_dim=128,
+            head_norms=True,
+            layer_types=False,
+            theta=500_000.0,
+            rope_names=_MROPE,
+        ),
+        "seed_oss": Family(
+            max_positions=524_288,
+            optional=("attention_bias", "attention_out_bias", "mlp_bias"),
+            kv_heads=8,
+            head_dim=128,
+            default_of_null_head_dim=False,
+            attention_bias=True,
+            output_bias=False,
+            layer_types=False,
+            eos=(2,),
         ),
         "smollm3": Family(
             max_positions=32_768,

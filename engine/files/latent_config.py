@@ -68,6 +68,7 @@ class LatentFamily:
     plain_dim: int = 128
     rotary_dim: int = 64
     value_dim: int = 128
+    head_dim_is_rotary: bool = False  # whether head_dim is another name of qk_rope_head_dim
 
 
 def parse_latent(fields: Fields, family: LatentFamily) -> LatentConfig:
@@ -77,11 +78,14 @@ def parse_latent(fields: Fields, family: LatentFamily) -> LatentConfig:
         query_rank = fields.integer("q_lora_rank", 1, MAX_RANK, family.query_rank)
     if not query_rank and fields.flag("attention_bias", False):
         raise fields.refuse("attention_bias", "false, because q_lora_rank is null")
+    rotary_dim = fields.integer("qk_rope_head_dim", 2, MAX_DIM, family.rotary_dim)
+    if family.head_dim_is_rotary and fields.integer("head_dim", 2, MAX_DIM, rotary_dim) != rotary_dim:
+        raise fields.refuse("head_dim", f"equal to qk_rope_head_dim ({rotary_dim})")
     return LatentConfig(
         rank=fields.integer("kv_lora_rank", 1, MAX_RANK, family.rank),
         query_rank=query_rank,
         plain_dim=fields.integer("qk_nope_head_dim", 1, MAX_DIM, family.plain_dim),
-        rotary_dim=fields.integer("qk_rope_head_dim", 2, MAX_DIM, family.rotary_dim),
+        rotary_dim=rotary_dim,
         value_dim=fields.integer("v_head_dim", 1, MAX_DIM, family.value_dim),
         interleaved=fields.flag_or_null("rope_interleave", True),
     )

@@ -21,12 +21,11 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     """(kind of each layer, window). The window is 0 if no layer is sliding."""
     layers = fields.integer("num_hidden_layers", 1, 2**10)
     window = _window(fields, family)
-    kinds = _default_kinds(fields, family, layers, window)
-    if "layer_types" in fields:
-        listed = _listed_kinds(fields, layers)
-        if listed != kinds and not family.layer_types:
-            raise fields.refuse("layer_types", f"{kinds[0]}_attention for every layer (this architecture has one kind)")
-        kinds = listed
+    if "layer_types" in fields and family.layer_types:
+        kinds = _listed_kinds(fields, layers)
+    else:
+        kinds = _default_kinds(fields, family, layers, window)
+        _check_kinds(fields, kinds)
     if "sliding" not in kinds:
         return kinds, 0
     if window:
@@ -34,6 +33,12 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     if "sliding_window" in fields:
         raise fields.refuse("use_sliding_window", "true, because there are sliding layers")
     raise fields.refuse("sliding_window", "an integer, because there are sliding layers")
+
+
+def _check_kinds(fields: Fields, kinds: tuple[LayerKind, ...]) -> None:
+    """Refuse a layer_types field that differs from the kinds of an architecture with one kind of layer."""
+    if "layer_types" in fields and _listed_kinds(fields, len(kinds)) != kinds:
+        raise fields.refuse("layer_types", f"{kinds[0]}_attention for every layer (this architecture has one kind)")
 
 
 def _window(fields: Fields, family: Family) -> int:
@@ -48,14 +53,14 @@ def _window(fields: Fields, family: Family) -> int:
 def _default_kinds(fields: Fields, family: Family, layers: int, window: int) -> tuple[LayerKind, ...]:
     """The kinds of the layers if config.json has no layer_types field."""
     if family.pattern:
-        pattern = fields.integer("sliding_window_pattern", 1, layers + 6, 6)
+        pattern = fields.integer("sliding_window_pattern", 1, layers + 6, family.pattern)
         period = (SLIDING,) * (pattern - 1) + (FULL,)
         return tuple(period[layer % pattern] for layer in range(layers))
     if family.alternating:
         return _alternating_kinds(fields, family, layers)
     if family.no_rope_interval:
         return tuple(
-            FULL if has_rope or not window else SLIDING for has_rope in parse_rope_layers(fields, family, layers)
+            FULL if has_rope or not window else SLIDING for has_rope in _listed_rope_layers(fields, family, layers)
         )
     first_sliding = layers
     if window:
@@ -78,10 +83,15 @@ def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
     return tuple(LAYER_KINDS[name] for name in names)
 
 
-def parse_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has a rope; empty if the architecture has a rope in all layers."""
-    if not family.no_rope_interval:
-        return ()
+def parse_rope_layers(fields: Fields, family: Family, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
+    """Whether each layer has a rope; empty if all layers have one."""
+    if family.full_ropes == "never" or (family.full_ropes == "unmixed" and not fields.null("sliding_window")):
+        return tuple(kind == SLIDING for kind in kinds)
+    return _listed_rope_layers(fields, family, len(kinds)) if family.no_rope_interval else ()
+
+
+def _listed_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has a rope, by no_rope_layers or no_rope_layer_interval."""
     if "no_rope_layers" in fields:
         flags = fields.get("no_rope_layers")
         if not isinstance(flags, list) or len(flags) < layers or not {*map(repr, flags)} <= {"0", "1"}:

@@ -132,10 +132,10 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     fields = Fields(values, where, ignored=OPTIONAL.difference(family.optional))
     _refuse_other_models(fields, where)
     hidden = fields.integer("hidden_size", 1, 2**17)
-    heads = fields.integer("num_attention_heads", 1, 2**10)
+    heads = fields.integer("num_attention_heads", 1, 2**10, family.heads or None)
     latent = None if family.latent is None else parse_latent(fields, family.latent)
     head_dim = latent.head_dim if latent else _head_dim(fields, family, hidden, heads)
-    vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
+    vocab = fields.integer("vocab_size", 1, MAX_VOCAB, family.vocab or None)
     bias = fields.flag("attention_bias", family.attention_bias)
     positions = fields.integer("max_position_embeddings", 1, 2**63, family.max_positions)
     if positions > MAX_POSITIONS:
@@ -156,7 +156,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         activation=_activation(fields, family, where),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
         qkv_bias=fields.flag("qkv_bias", family.qkv_bias) or bias,
-        output_bias=bias and family.output_bias,
+        output_bias=fields.flag("attention_out_bias", bias and family.output_bias),
         head_norms=fields.flag("use_qk_norm", family.head_norms),
         mlp_bias=fields.flag("mlp_bias", False),
         layer_kinds=kinds,
@@ -172,7 +172,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         embedding_scale=fields.number("embedding_multiplier", 1e-3, 1e6, 1.0),
         residual_scale=fields.number("residual_multiplier", 1e-3, 1e3, 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
-        rope_layers=parse_rope_layers(fields, family, len(kinds)),
+        rope_layers=parse_rope_layers(fields, family, kinds),
         latent=latent,
         query_scaling=parse_query_scaling(fields, family, ropes),
         warnings=tuple(fields.warnings),
@@ -202,7 +202,8 @@ def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
-    if family.head_dim or "head_dim" in fields:
+    has_default = family.head_dim and (family.default_of_null_head_dim or not fields.null("head_dim"))
+    if has_default or "head_dim" in fields:
         return fields.integer("head_dim", 2, 2**10, family.head_dim)
     head_dim, remainder = divmod(hidden, heads)
     if head_dim < 2 or remainder:
@@ -212,6 +213,8 @@ def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
 
 def _activation(fields: Fields, family: Family, where: str) -> Activation:
     name = fields.text(family.activation_key, family.activation) if family.activation_key else family.activation
+    if family.gelu_is_tanh and name == "gelu":
+        return "gelu_tanh"
     if name not in ACTIVATIONS:
         raise ModelRefused(f"{where}: activation {name!r:.50} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -19,7 +19,7 @@ from .gguf_names import gguf_hint
 from .gguf_shards import stem_of
 from .gguf_values import Value
 from .model_config import MAX_VOCAB, ModelConfig, parse_config
-from .multimodal import text_tensors
+from .multimodal import other_parts, text_tensors
 from .tensor_files import StoredTensor
 from .tensor_names import decoder_tensors, names_of_language_model, unused_warnings
 from .weight_files import INDEX, OTHER_FORMAT, PARAMS, SINGLE, read_weights
@@ -68,8 +68,9 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     tensors, absent = read_weights(folder, warnings)
     tensors, absent = names_of_language_model(tensors), names_of_language_model(absent)
     if config.multimodal:
+        warnings += _warnings_of_parts(tensors, config)
         tensors, absent = text_tensors(tensors), text_tensors(absent)
-        # transformers: the default of tie_word_embeddings is true, but a head in the files is used.
+        # transformers: the default of tie_word_embeddings may be true, but a head in the files is used.
         config = replace(config, tie_embeddings=config.tie_embeddings and not _has_head(tensors))
     _check_absent(absent, config)
     warnings += unused_warnings(tensors, config)
@@ -89,6 +90,12 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
         headless=headless,
         warnings=(*warnings, *generation.warnings),
     )
+
+
+def _warnings_of_parts(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> list[str]:
+    """A warning about the parts of a multimodal model that are not loaded."""
+    parts = other_parts(tensors)
+    return [f"{', '.join(parts)} of {config.multimodal}: not loaded, the model reads text only"] if parts else []
 
 
 def _check_absent(absent: Mapping[str, str], config: ModelConfig) -> None:

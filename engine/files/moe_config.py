@@ -30,6 +30,7 @@ OPTIONAL = frozenset(
         "topk_method",
         "scoring_func",
         "moe_layer_freq",
+        "mlp_layer_types",
     }
 )
 CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only supported values, which are those of the op
@@ -164,6 +165,11 @@ def _shared_size(fields: Fields, family: MoeFamily, inner: int) -> int:
 
 def _layers(fields: Fields, family: MoeFamily, num_layers: int) -> tuple[bool, ...]:
     """Whether each layer has experts."""
+    if "mlp_layer_types" in fields:
+        names = fields.texts("mlp_layer_types")
+        if len(names) != num_layers or not set(names) <= {"dense", "sparse"}:
+            raise fields.refuse("mlp_layer_types", f"a list of {num_layers} names, each one dense or sparse")
+        return tuple(name == "sparse" for name in names)
     first = fields.integer("first_k_dense_replace", 0, MAX_EXPERTS, family.dense_layers)
     step = fields.integer("decoder_sparse_step", 1, MAX_EXPERTS, 1)
     dense = fields.indices("mlp_only_layers")

@@ -13,8 +13,6 @@ from .families import Family
 from .fields import Fields
 from .layer_kinds import FULL, KIND_NAMES, LAYER_KINDS, SLIDING, LayerKind
 
-LOCAL_THETA = 10_000.0  # default rope base of sliding layers
-
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -52,7 +50,7 @@ def parse_ropes(
     rope_theta and rope_scaling. For Gemma 3 it also wrote rope_local_base_freq for sliding layers, to which
     rope_scaling does not apply.
     """
-    tables = _tables_by_kind(fields) if family.pattern else shared_table(fields, family)
+    tables = _tables_by_kind(fields) if family.ropes_by_kind else shared_table(fields, family)
     ropes: dict[LayerKind, Rope] = {}
     for kind in dict.fromkeys(kinds):
         theta = _theta(fields, family, tables[kind], kind)
@@ -64,8 +62,10 @@ def _theta(fields: Fields, family: Family, table: Fields, kind: LayerKind) -> fl
     """The base of the frequencies: that of the table, or else of a field beside the table."""
     if "rope_theta" in table:
         return table.number("rope_theta", 1.0, 1e15)
-    if family.pattern and kind == SLIDING:
-        return fields.number("rope_local_base_freq", 1.0, 1e15, LOCAL_THETA)
+    if family.ropes_by_kind and kind == SLIDING:
+        return (
+            fields.number("rope_local_base_freq", 1.0, 1e15, family.local_theta) if family.local_theta else family.theta
+        )
     return fields.number("rope_theta", 1.0, 1e15, family.theta)
 
 
@@ -117,8 +117,7 @@ def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
 def _rope(fields: Fields, family: Family, table: Fields, theta: float, head_dim: int, positions: int) -> Rope:
     """The rope of one table. `positions`: the default of original_max_position_embeddings."""
     kind = table.text(table.either("rope_type", "type"), "default")
-    if kind in family.longrope_names:
-        kind = "longrope"
+    kind = family.rope_names.get(kind, kind)
     if kind not in family.rope_kinds:
         raise ModelRefused(
             f"config.json: rope type {kind!r:.50} is not supported",
@@ -140,7 +139,7 @@ def _original_positions(fields: Fields, family: Family, table: Fields, positions
     """The context length of the original training. The field at the top level of config.json overrides that of the
     table. Phi-3 always has it at the top level."""
     key = "original_max_position_embeddings"
-    if family.pattern or (key not in fields and not family.original_positions):
+    if family.ropes_by_kind or (key not in fields and not family.original_positions):
         return table.integer(key, 1, 2**27, positions)
     return fields.integer(key, 1, 2**27, family.original_positions)
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ..errors import ModelRefused
 from .families import FAMILIES
 from .model_config import ModelConfig
+from .multimodal import PARTS
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -23,10 +24,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$")
 # Causal masks, numbers of positions, scales of a quantised KV cache.
 _BUFFERS = re.compile(r"\.(masked_bias|self_attn\.bias|position_ids|[kv]_scale)$")
-_OTHER_PARTS = re.compile(
-    r"model\.(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|image_newline|audio_tower"
-    r"|embed_vision|embed_audio|mtp)\b"
-)
+_OTHER_PARTS = re.compile(rf"model\.({'|'.join((*PARTS, 'image_newline', 'mtp'))})\b")
 _FACTORS = re.compile(r"lora_|\bbase_model\.")  # of adapters: they change the logits
 
 

@@ -2,146 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
+from .pages import PAGES
+from .tiny import Tiny, as_type
+from .twin import (
+    EXPERTS,
+    GEMMA4,
+    KINDS_4,
+    LAST_FULL,
+    LATENT,
+    LLAMA3,
+    MHA,
+    PIXTRAL,
+    ROUTED,
+    VISION,
+    WINDOWS,
+    YARN,
+    Twin,
+    by_kind,
+    published,
+    published_gemma4,
+    rope,
+    without,
 )
 
-from .tiny import VOCAB, Rewrite, Tiny, as_type
-
-Tensors = dict[str, torch.Tensor]
-Stored = Callable[[Tensors], Tensors]
-
-
-def rope(kind: str = "default", **more: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **more}}
-
-
-def by_kind(full: dict[str, Any], sliding: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "rope_parameters": {"full_attention": full["rope_parameters"], "sliding_attention": sliding["rope_parameters"]}
-    }
-
-
-YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
-LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
-KINDS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
-WINDOWS: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": 7, "layer_types": KINDS}
-LATENT = {"kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "q_lora_rank": 20}
-ROUTED = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 40,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
-}
-EXPERTS = {"num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-KINDS_4 = ["sliding_attention"] * 3 + ["full_attention"]
-LAST_FULL = {"layer_types": KINDS_4}
-MHA = {"num_key_value_heads": 4}
-
-
-def published(**keys: Any) -> Rewrite:
-    """Keys of published files that transformers 5 does not write."""
-    return lambda config: config.update(keys)
-
-
-def published_text(**keys: Any) -> Rewrite:
-    return lambda config: config["text_config"].update(keys)
-
-
-@dataclass(frozen=True)
-class Twin(Tiny):
-    """A tiny model whose files have the layout of published files."""
-
-    text_type: str = ""  # the text model of a multimodal model: `more` has its fields, `parts` the others
-    parts: Mapping[str, Any] = field(default_factory=dict)
-    stored: Stored | None = None  # changes the tensors after saving
-
-    @property
-    def auto(self) -> Any:
-        return AutoModelForImageTextToText if self.text_type else AutoModelForCausalLM
-
-    def config(self) -> PreTrainedConfig:
-        if not self.text_type:
-            return super().config()
-        text = Tiny("", self.text_type, self.more).config().to_dict()
-        return AutoConfig.for_model(self.model_type, text_config=text, vocab_size=VOCAB, **deepcopy(dict(self.parts)))
-
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        model = super().save(folder, dtype)
-        if self.stored:
-            file = folder / "model.safetensors"
-            tensors = self.stored(load_file(file))
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-        return model
-
-
-def transposed_experts(tensors: Tensors) -> Tensors:
-    return {name: x.mT if ".experts." in name else x for name, x in tensors.items()}
-
-
-def without(prefix: str) -> Stored:
-    return lambda tensors: {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
-VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
-QWEN_VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 48,
-    "embed_dim": 16,
-}
-
-PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 8, "image_size": 16}
-GEMMA = {"head_dim": 16, "tie_word_embeddings": True}
-
-
-def _published_gemma4(config: dict[str, Any]) -> None:
-    del config["text_config"]["per_layer_config"]
-    config["text_config"]["global_head_dim"] = 32
-
-
-def _flat(config: dict[str, Any]) -> None:
-    """The layout of published Qwen2-VL configurations."""
-    text = config.pop("text_config")
-    del text["model_type"]
-    config.update(
-        {
-            **text,
-            "rope_theta": text.pop("rope_parameters")["rope_theta"],
-            "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 3]},
-        }
-    )
-
-
-GEMMA4 = {
-    **GEMMA,
-    **WINDOWS,
-    **LAST_FULL,
-    "hidden_size": 64,
-    "vocab_size_per_layer_input": 131,
-    "hidden_size_per_layer_input": 8,
-    "global_head_dim": 32,
-    "final_logit_softcapping": 9.0,
-    **by_kind(rope("proportional", partial_rotary_factor=0.25), rope(rope_theta=100.0)),
-}
-NEW = [
+NEW: list[Tiny] = [
     Tiny(
         "afmoe",
         "afmoe",
@@ -198,19 +82,6 @@ NEW = [
         },
     ),
     Tiny("ernie4_5", "ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True, **rope()}),
-    Tiny("exaone4", "exaone4", {**WINDOWS, **LAST_FULL, "head_dim": 16, "sliding_window_pattern": "LLLG", **LLAMA3}),
-    Tiny(
-        "exaone4-full",
-        "exaone4",
-        {
-            "head_dim": 16,
-            "sliding_window_pattern": None,
-            "layer_types": ["full_attention"] * 3,
-            "sliding_window": None,
-            "tie_word_embeddings": True,
-            **LLAMA3,
-        },
-    ),
     Tiny(
         "exaone_moe",
         "exaone_moe",
@@ -225,22 +96,6 @@ NEW = [
             **rope(),
         },
         rewrite=published(is_moe_layer=[False, True, True, True]),
-    ),
-    Tiny("gemma", "gemma", {"head_dim": 16, "tie_word_embeddings": True, **rope()}),
-    Twin(
-        "gemma3",
-        "gemma3",
-        {
-            **GEMMA,
-            **WINDOWS,
-            "sliding_window": 7,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "query_pre_attn_scalar": 20,
-            "hidden_size": 64,
-            **by_kind(rope("linear", factor=8.0), rope(rope_theta=100.0)),
-        },
-        text_type="gemma3_text",
-        parts={"vision_config": {**VISION, "model_type": "siglip_vision_model", "image_size": 16}},
     ),
     Tiny("gemma4_text", "gemma4_text", GEMMA4),
     Tiny(
@@ -274,11 +129,9 @@ NEW = [
         "gemma4",
         GEMMA4,
         text_type="gemma4_text",
-        rewrite=_published_gemma4,
+        rewrite=published_gemma4,
         parts={"vision_config": {"model_type": "gemma4_vision", **VISION, "head_dim": 8, "num_key_value_heads": 2}},
     ),
-    Tiny("glm", "glm", {"head_dim": 16, "attention_bias": True, **rope(partial_rotary_factor=0.5)}),
-    Tiny("glm4_moe_lite", "glm4_moe_lite", {**MHA, **LATENT, **ROUTED, "n_group": 2, "topk_group": 1, **rope()}),
     Twin(
         "gpt2",
         "gpt2",
@@ -384,11 +237,6 @@ NEW = [
         rewrite=published(shared_intermediate_size=0, rotary_dim=8),
     ),
     Tiny("nemotron", "nemotron", {"head_dim": 12, "norm_eps": 1e-5, **rope(partial_rotary_factor=0.5)}),
-    Tiny(
-        "olmo3",
-        "olmo3",
-        {**WINDOWS, "layer_types": ["sliding_attention"] * 3 + ["full_attention"], **by_kind(YARN, rope())},
-    ),
     Tiny("olmoe", "olmoe", {**EXPERTS, "intermediate_size": 40, "norm_topk_prob": True, **rope()}),
     Tiny("phi", "phi", {"partial_rotary_factor": 0.5, **rope(partial_rotary_factor=0.5)}),
     Tiny(
@@ -396,45 +244,6 @@ NEW = [
         "phimoe",
         {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True, "sliding_window": None, **rope()},
     ),
-    Twin(
-        "qwen2_vl",
-        "qwen2_vl",
-        {**rope(mrope_section=[1, 2, 3])},
-        text_type="qwen2_vl_text",
-        parts={"vision_config": QWEN_VISION},
-    ),
-    Twin(
-        "qwen2_vl-published",
-        "qwen2_vl",
-        {**rope(mrope_section=[1, 2, 3])},
-        text_type="qwen2_vl_text",
-        parts={"vision_config": QWEN_VISION},
-        rewrite=_flat,
-    ),
-    Twin(
-        "qwen2_5_vl",
-        "qwen2_5_vl",
-        {**rope(mrope_section=[1, 2, 3])},
-        text_type="qwen2_5_vl_text",
-        parts={"vision_config": QWEN_VISION},
-    ),
-    Twin(
-        "qwen3_vl",
-        "qwen3_vl",
-        {"head_dim": 16, **rope(mrope_section=[2, 3, 3])},
-        text_type="qwen3_vl_text",
-        parts={"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
-    ),
-    Twin(
-        "qwen3_vl_moe",
-        "qwen3_vl_moe",
-        {**EXPERTS, "head_dim": 16, "tie_word_embeddings": False, **rope(mrope_section=[2, 3, 3])},
-        text_type="qwen3_vl_moe_text",
-        parts={"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}, "tie_word_embeddings": False},
-        rewrite=published_text(norm_topk_prob=True),
-        stored=transposed_experts,
-    ),
-    Tiny("seed_oss", "seed_oss", {"head_dim": 12, "attention_out_bias": False, "mlp_bias": False, **rope()}),
     Tiny(
         "solar_open",
         "solar_open",
@@ -480,16 +289,10 @@ NEW = [
     Twin("llava-llama", "llava", rope(), text_type="llama", parts={"vision_config": PIXTRAL}),
     Twin("llava", "llava", {"head_dim": 16, **rope()}, text_type="mistral", parts={"vision_config": PIXTRAL}),
     Tiny(
-        "kimi_k2",
-        "deepseek_v3",
-        {**MHA, **LATENT, **ROUTED, "n_group": 1, "topk_group": 1, **YARN},
-        rewrite=as_type("kimi_k2"),
-    ),
-    Tiny(
         "joyai_llm_flash",
         "deepseek_v3",
         {**MHA, **LATENT, **ROUTED, "n_group": 1, "topk_group": 1, **rope()},
         rewrite=as_type("joyai_llm_flash"),
     ),
 ]
-TWINS = NEW
+TWINS = [*NEW, *PAGES]

@@ -21,6 +21,7 @@ from localllm.engine.options import LoadOptions
 
 from . import shapes
 from .batches import Row, make_batch
+from .pages import PAGES
 from .tiny import TINIES, VOCAB, Tiny, old_spelling
 
 PAGE = 8
@@ -141,7 +142,7 @@ def near(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("shape", shapes.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*shapes.SHAPES, *PAGES], ids=str)
 def test_odd_shapes(shape: Tiny, tmp_path: Path) -> None:
     """A full prompt, then a prompt in chunks with a decoded end, then a prompt with a cached prefix."""
     model, many = shape.save(tmp_path), -(-shape.length // PAGE)
@@ -173,7 +174,15 @@ def test_both_rope_spellings_give_one_config(shape: Tiny) -> None:
 
 
 def test_all_architectures_have_a_file_a_config_and_a_tiny_model() -> None:
-    assert set(architectures()) == set(FAMILIES) == {tiny.model_type for tiny in TINIES}
+    assert set(architectures()) == set(FAMILIES) == {written_type(tiny) for tiny in (*TINIES, *PAGES)}
+
+
+def written_type(tiny: Tiny) -> str:
+    """The model_type of the text model in the config.json of a tiny model."""
+    values = tiny.config().to_dict() | {"dtype": "float32"}
+    if tiny.rewrite:
+        tiny.rewrite(values)
+    return parse_config(values).model_type
 
 
 def test_there_are_56_shapes() -> None:

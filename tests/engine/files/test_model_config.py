@@ -38,6 +38,7 @@ VALUES: dict[str, Any] = {
     "rms_norm_eps": 1e-3,
     "tie_word_embeddings": True,
     "attention_bias": True,
+    "attention_out_bias": True,
     "mlp_bias": True,
     "sliding_window": 11,
     "use_sliding_window": True,
@@ -85,6 +86,7 @@ VALUES: dict[str, Any] = {
     "topk_method": None,
     "scoring_func": None,
     "moe_layer_freq": 1,
+    "mlp_layer_types": None,
     "kv_lora_rank": 40,
     "q_lora_rank": 30,
     "qk_nope_head_dim": 24,
@@ -119,6 +121,7 @@ FLAT = [
     {"partial_rotary_factor": 0.5},
 ]
 BETA = {"llama_4_scaling_beta": 0.2}
+MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
 LAYERS = ["full_attention", "sliding_attention"] * 4
 DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
 SCALED = [variant for variant in FLAT if LONG not in variant.values()]
@@ -144,6 +147,17 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rope_scaling": LINEAR, "rope_parameters": TWO_KINDS},
         {"rope_parameters": {"full_attention": {**YARN, "original_max_position_embeddings": 300}}},
     ],
+    "exaone4": [
+        {"sliding_window_pattern": 2},
+        {"sliding_window_pattern": "LG", "layer_types": LAYERS, "rope_parameters": LLAMA3},
+        {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 8},
+    ],
+    "gemma": [{}, {"hidden_act": "gelu", "rope_theta": None}],
+    "glm": [{}, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}],
+    "glm4_moe_lite": [
+        {**DEEPSEEK, "head_dim": None, "first_k_dense_replace": 1},
+        {**DEEPSEEK, "head_dim": None, "topk_method": "noaux_tc", "mlp_layer_types": ["dense", "sparse"] * 4},
+    ],
     "glm4": [variant for variant in FLAT if LONG not in variant.values()],
     "granite": FLAT,
     "llama": FLAT,
@@ -158,6 +172,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "mistral": FLAT,
     "olmo2": FLAT,
+    "olmo3": [{}, {"rope_scaling": {**YARN, "attention_factor": 1.2}}, {"rope_parameters": TWO_KINDS}],
+    "qwen2_5_vl_text": [{}, {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}],
+    "qwen2_vl_text": [{}],
+    "qwen3_vl_text": [{"rope_scaling": MROPE}],
+    "qwen3_vl_moe_text": [{"rope_scaling": MROPE}],
+    "seed_oss": [{}],
     "phi3": [
         {},
         {"rope_parameters": LONG},
@@ -249,7 +269,8 @@ def changed(values: dict[str, Any], change: Callable[[dict[str, Any], str], Any]
 
 
 def test_every_family_and_every_field_are_here() -> None:
-    assert set(VARIANTS) == set(FAMILIES), "a new family needs its variants"
+    assert {*VARIANTS, "kimi_k2"} == set(FAMILIES), "a new family needs its variants"
+    assert FAMILIES["kimi_k2"] is FAMILIES["deepseek_v3"], "transformers has no class for it"
     read_keys: set[str] = set()
     for family, index in CASES:
         recorder = Recorder(full(family, index))
@@ -271,12 +292,22 @@ def test_full_config(family: str, index: int) -> None:
         assert actual == expected
 
 
+def test_two_sizes_of_the_rotated_part_are_refused() -> None:
+    values = full("glm4_moe_lite", 0)
+    assert isinstance(ours({**values, "head_dim": 20}), ModelConfig)
+    assert "head_dim must be equal to qk_rope_head_dim (20)" in str(ours({**values, "head_dim": 24}))
+
+
+def _default_size(family: str, key: str) -> int:
+    return {"vocab_size": FAMILIES[family].vocab, "num_attention_heads": FAMILIES[family].heads}.get(key, 0)
+
+
 @pytest.mark.parametrize(("family", "index"), FIELDS)
 def test_absent_field(family: str, index: int) -> None:
     for key, values in changed(full(family, index), lambda table, key: table.pop(key)):
         actual = ours(values)
         theirs = completed(values)
-        if key in REQUIRED:
+        if key in REQUIRED and not _default_size(family, key):
             assert isinstance(actual, ModelRefused), key
             assert f"{key} must be" in str(actual)
         elif theirs is None:
@@ -293,9 +324,13 @@ def test_null_field(family: str, index: int) -> None:
     false, as the models of transformers read it."""
     for key, values in changed(full(family, index), lambda table, key: table.update({key: None})):
         actual = ours(values)
-        theirs = completed(values)
+        try:
+            theirs = completed(values)
+        except ZeroDivisionError:  # transformers fails for EXAONE 4 with null
+            assert isinstance(actual, ModelRefused)
+            continue
         table, _, inner = key.rpartition(".")
-        if inner in NULL_IS_FALSE and not (table and FAMILIES[family].pattern):
+        if inner in NULL_IS_FALSE and not (table and FAMILIES[family].ropes_by_kind):
             theirs = copy.deepcopy(values)
             (theirs[table] if table else theirs)[inner] = False
         elif theirs is None or table:
