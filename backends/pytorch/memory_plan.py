@@ -14,7 +14,7 @@ from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import RunnerSpec
-from .cache_plan import CachePages, cache_groups
+from .cache_plan import cache_groups, cache_limit, cache_pages
 from .device import Device
 from .lora import slot_values
 
@@ -44,11 +44,13 @@ def measure(
     context = _requested_context(files, options)
     page_size = options.page_size or device.page_size
     cache = cache_dtype(config, options, dtype, device)
-    pages = CachePages.of(config, page_size, cache, context, step_tokens(config, options, device))
+    pages = cache_pages(config, page_size, cache, context, step_tokens(config, options, device))
     if workspace is None:
         workspace = expected_workspace(config, options, dtype, device)
     rest = max(0, free - weights - workspace)
-    size = pages.size(options, device, rest, context)
+    limit = cache_limit(pages, options, device, rest, context)
+    row_tokens = (device.row_tokens or context) if options.cache_bytes is None else None
+    size = pages.size(limit, context, options.max_rows, row_tokens)
     slot_bytes = slot_values(config, options.adapter_rank) * dtype.itemsize
     slots = fitting_slots(options.adapter_slots, slot_bytes, rest - pages.bytes(size.pages, size.rows))
     return MemoryPlan(
