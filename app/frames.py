@@ -89,6 +89,7 @@ class Generate(Frame):
     n: int = 1
     max_tokens: int | None = None  # None: until the context is full
     min_tokens: int = 0  # tokens before the first token that may end the answer
+    fit_max_tokens: bool = False  # a limit beyond the context is no error: the answer ends where the context is full
     temperature: float | None = None  # None: value of the model's generation_config.json, or 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -125,9 +126,12 @@ class Cancel(Frame):
 
 
 class Tokenize(Frame):
+    """A request for the tokens of a text, of messages, or of the prompt of `request`."""
+
     id: str
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    request: Generate | None = None
     add_special_tokens: bool = True
 
 
@@ -236,6 +240,7 @@ class Piece(Frame):
     tokens: int = 0  # number of tokens whose text is in this piece
     logprobs: list[PieceLogprob] = []
     finish: Literal["stop", "length", "tool_calls"] | None = None
+    stop: str = ""  # the stop string that ended the answer
 
 
 class Embedded(Frame):

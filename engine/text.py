@@ -130,7 +130,11 @@ class StopFilter:
     def __init__(self, stop: Iterable[str]) -> None:
         self._stops = [_StopMatcher(text) for text in stop if text]
         self._tail = ""  # the last characters, which may start a stop string
-        self.stopped = False
+        self.stop = ""  # the stop string that ended the text; empty: none
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.stop)
 
     @property
     def held(self) -> int:
@@ -146,7 +150,7 @@ class StopFilter:
         for index in range(start, len(text)):
             longest = max(stop.step(text[index]) for stop in self._stops)
             if longest:
-                self.stopped = True
+                self.stop = text[index + 1 - longest : index + 1]
                 self._tail = ""
                 return text[: index + 1 - longest]
         matched = max(stop.matched for stop in self._stops)

@@ -44,6 +44,11 @@ _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2
 _encode = msgspec.json.Encoder().encode
 
 
+def named_event(value: msgspec.Struct) -> bytes:
+    """One server-sent event, with the tag of its type as name."""
+    return f"event: {value.__struct_config__.tag}\n".encode() + event(value)
+
+
 def event(value: object) -> bytes:
     """One server-sent event."""
     body = _encode(value)

@@ -32,8 +32,10 @@ _OFF = "The sampler of this parameter is off."
 
 # Path of a field -> why it is ignored. A path goes through objects and all items of lists.
 IGNORED: Mapping[str, Ignored] = {
+    "cache_control": Ignored(_CACHE),
     "cache_prompt": Ignored(_CACHE, (True,)),
     "client_metadata": Ignored(_LABEL),
+    "context_management": Ignored("The daemon removes nothing from the messages."),
     "dry_allowed_length": Ignored(_OFF),
     "dry_base": Ignored(_OFF),
     "dry_penalty_last_n": Ignored(_OFF),
@@ -51,9 +53,12 @@ IGNORED: Mapping[str, Ignored] = {
     "prompt_cache_options": Ignored(_CACHE),
     "prompt_cache_retention": Ignored(_CACHE),
     "safety_identifier": Ignored(_LABEL),
-    "service_tier": Ignored("There is one tier.", ("auto", "default")),
+    "service_tier": Ignored("There is one tier.", ("auto", "default", "standard_only")),
     "store": Ignored(_STORED, (False,)),
     "stream_options.include_obfuscation": Ignored("Events have no padding.", (False,)),
+    "system.cache_control": Ignored(_CACHE),
+    "thinking.budget_tokens": Ignored("The model ends its reasoning itself."),
+    "thinking.display": Ignored("The reasoning is shown as it is."),
     "tools.cache_control": Ignored(_CACHE),
     "user": Ignored(_LABEL),
     "xtc_threshold": Ignored(_OFF),
@@ -63,8 +68,10 @@ IGNORED: Mapping[str, Ignored] = {
 BY_TEMPLATE: Mapping[str, str] = {
     "chat_template_kwargs": "A variable that the template does not have.",
     "enable_thinking": "The template has no switch for reasoning.",
+    "output_config": "The template has no switch for reasoning.",
     "reasoning": "The template has no switch for reasoning.",
     "reasoning_effort": "The template has no switch for reasoning.",
+    "thinking": "The template has no switch for reasoning.",
     "verbosity": "The template has no switch for the length of answers.",
 }
 

@@ -7,13 +7,26 @@ from typing import Any
 import msgspec
 
 from . import admin, embeddings, ignored, openai, replies
+from .anthropic import body as anthropic
+from .anthropic import replies as message
 
 TEMPLATE = "#/components/schemas/{name}"
-BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct]]]] = {
+Reply = Any  # a type, or a union of types
+BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
     "/v1/chat/completions": (
         openai.ChatBody,
         "Answer a conversation",
         {"application/json": replies.ChatCompletion, "text/event-stream": replies.Chunk},
+    ),
+    "/v1/messages": (
+        anthropic.MessagesBody,
+        "Answer a conversation (Anthropic's API)",
+        {"application/json": message.Message, "text/event-stream": message.Event},
+    ),
+    "/v1/messages/count_tokens": (
+        anthropic.CountBody,
+        "Count the tokens of a conversation (Anthropic's API)",
+        {"application/json": message.TokenCount},
     ),
     "/v1/completions": (
         openai.CompletionBody,
@@ -48,14 +61,15 @@ IGNORED_HEADER = {
 
 def describe(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
-    types: list[type[msgspec.Struct]] = [replies.ErrorBody, admin.AdapterScale]
+    types: list[Reply] = [replies.ErrorBody, admin.AdapterScale]
     for body, _, responses in BODIES.values():
         types += [body, *responses.values()]
-    _, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
+    schemas, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
+    schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, (body, summary, responses) in BODIES.items():
-        content = {media: {"schema": _ref(kind)} for media, kind in responses.items()} or {"application/json": {}}
-        request = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+        content = {media: {"schema": schema_of[kind]} for media, kind in responses.items()} or {"application/json": {}}
+        request = {"required": True, "content": {"application/json": {"schema": schema_of[body]}}}
         paths[path] = {"post": _operation(summary, content) | {"requestBody": request}}
     for path, summary in READS.items():
         media = "text/plain" if path == "/metrics" else "application/json"

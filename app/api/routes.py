@@ -31,7 +31,10 @@ from ..store.records import ListedModel
 from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadedModel, LoadProgress, ModelEntry, Status, UnloadBody
+from .anthropic.body import MESSAGES, CountBody
+from .anthropic.replies import TokenCount
 from .body import is_local, read_converted, read_json
+from .conversion import count_tokens
 from .embeddings import Embeddings
 from .events import EventStream, Report
 from .exchange import CHAT, COMPLETION, Exchange
@@ -76,6 +79,8 @@ class _Api:
         openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
             ("POST", "/completions", completion),
+            ("POST", "/messages", Exchange(self.models, self.metrics, MESSAGES, VERSION, check)),
+            ("POST", "/messages/count_tokens", self.count_message),
             ("POST", "/embeddings", Embeddings(self.models, self.metrics, check)),
             ("GET", "/models", self.cards),
             ("GET", "/models/{id:path}", self.card),
@@ -191,6 +196,13 @@ class _Api:
         reply, _ = await self._ask(request, body.model, frame)
         assert isinstance(reply, frames.Text)
         return _json({"prompt": reply.text})
+
+    async def count_message(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        count = await count_tokens(
+            self.models, request.scope, request.receive, CountBody, self.limit, CountBody.converted
+        )
+        return _json(TokenCount(count))
 
     async def _ask(
         self, request: Request, model: str | None, frame: frames.Tokenize | frames.Detokenize

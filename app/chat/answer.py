@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import StopFilter, TextStream
 from ..frames import Piece, PieceLogprob
@@ -48,6 +50,11 @@ class MarkedReader:
     @property
     def ended(self) -> bool:
         return self._stops.stopped or self._parser.ended
+
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the answer; empty: none."""
+        return self._stops.stop
 
     @property
     def in_calls(self) -> bool:
@@ -187,7 +194,7 @@ class Choice:
         count += self._reader.finish(cut=finish == "length")
         if finish == "stop" and self._reader.calls:
             finish = "tool_calls"
-        return self._piece(self._reader.take(), count, finish)
+        return replace(self._piece(self._reader.take(), count, finish), stop=self._reader.stop)
 
     def _piece(self, output: Output, count: int, finish: Finish | None) -> Piece:
         """`count`: number of tokens whose text is in the piece."""

@@ -39,7 +39,8 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 CORS_HEADERS = (
     "Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Stainless-Arch, X-Stainless-Async, X-Stainless-Lang, "
     "X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Read-Timeout, X-Stainless-Retry-Count, "
-    "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method"
+    "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method, "
+    "Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"
 )
 
 EXPOSED = "X-Request-Id, X-Localllm-Ignored, Retry-After"

@@ -77,10 +77,9 @@ class Generation:
 
 def prepare(frame: Generate, model: OpenModel) -> Generation:
     """Prepare a request for the engine: render, tokenize, check, compile the grammar. Blocks; raises AppError."""
-    check_use(model.info.model, model.info.purpose, "chat" if frame.prompt is None else "text")
     if frame.response_format is not None and frame.tools:
         raise UnsupportedParameter("response_format cannot be combined with tools", param="response_format")
-    prompt = _prompt(frame, model)
+    prompt = prompt_of(frame, model)
     spec = model.runner.spec
     check_token_ids(_source(frame), prompt.ids, spec.vocab_size)
     check_token_ids("stop_token_ids", frame.stop_ids, spec.vocab_size)
@@ -111,7 +110,9 @@ def _source(frame: Generate) -> str:
     return "messages" if frame.prompt is None else "prompt"
 
 
-def _prompt(frame: Generate, model: OpenModel) -> Prompt:
+def prompt_of(frame: Generate, model: OpenModel) -> Prompt:
+    """The prompt of a request. Blocks; raises AppError."""
+    check_use(model.info.model, model.info.purpose, "chat" if frame.prompt is None else "text")
     context = model.runner.spec.max_context
     if frame.prompt is not None:
         return model.prompts.from_text(frame.prompt, context=context)
@@ -129,13 +130,13 @@ def _prompt(frame: Generate, model: OpenModel) -> Prompt:
 
 def _max_tokens(frame: Generate, model: OpenModel, prompt: Prompt) -> int:
     """The limit of the answer in tokens: the limit of the request, or the rest of the context."""
-    if frame.max_tokens is not None:
+    if frame.max_tokens is not None and not frame.fit_max_tokens:
         return frame.max_tokens
     spec = model.runner.spec
     rest = spec.max_length - len(prompt.ids)
     if rest < 1:
         raise too_long(spec.max_context, len(prompt.ids), _source(frame))
-    return rest
+    return rest if frame.max_tokens is None else min(rest, frame.max_tokens)
 
 
 def _request(frame: Generate, prompt: Prompt, max_tokens: int, stop_ids: frozenset[int]) -> Request:

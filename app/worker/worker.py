@@ -37,7 +37,7 @@ from ..frames import Detokenize, Fault, Tokenize
 from .adapters import find_adapter, load_adapter, unknown_adapter
 from .embedding import Embedding, prepare_embedding
 from .faults import app_error, internal_error
-from .generation import Generation, prepare
+from .generation import Generation, prepare, prompt_of
 from .opening import OpenModel, open_model
 from .outbox import Outbox
 
@@ -331,7 +331,9 @@ def _prepare(frame: JobFrame, model: OpenModel) -> Job:
 
 
 def _tokenize(frame: Tokenize, model: OpenModel) -> frames.Tokens:
-    if frame.messages is not None:
+    if frame.request is not None:
+        prompt = prompt_of(frame.request, model)
+    elif frame.messages is not None:
         prompt = model.prompts.from_messages(frame.messages)
     else:
         prompt = model.prompts.from_text(frame.prompt or "", add_special_tokens=frame.add_special_tokens)

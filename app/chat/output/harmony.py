@@ -76,6 +76,11 @@ class HarmonyReader:
         return self._stops.stopped or self._has_ended
 
     @property
+    def stop(self) -> str:
+        """The stop string that ended the answer; empty: none."""
+        return self._stops.stop
+
+    @property
     def calls(self) -> int:
         """Number of tool calls so far."""
         return self._calls.count

@@ -614,7 +614,7 @@ def test_completion_refuses_by_name(body: dict[str, Any], code: str, param: str)
 
 def test_every_field_of_generate_has_a_request_field() -> None:
     """A new field of Generate needs a field of the request, or an entry in this list."""
-    not_sampling = {"id", "messages", "prompt", "echo"}
+    not_sampling = {"id", "messages", "prompt", "echo", "fit_max_tokens"}
     asked = chat(
         temperature=0.5, top_k=1, min_tokens=1, reasoning_effort="low", verbosity="low",
         top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,

@@ -72,7 +72,8 @@ class FakeWorker:
                     self.answers[frame.id].cancel()
                     self.send(Finished(id=frame.id, cancelled=True))
             case frames.Tokenize():
-                text = frame.prompt or " ".join(str(message["content"]) for message in frame.messages or [])
+                messages = (frame.request and frame.request.messages) or frame.messages or []
+                text = frame.prompt or " ".join(str(message["content"]) for message in messages)
                 words = text.split()
                 self.send(frames.Tokens(id=frame.id, tokens=[len(word) for word in words], pieces=words))
             case frames.Detokenize() if max(frame.tokens, default=0) >= VOCAB:
