@@ -6,7 +6,7 @@ step. They read pages as [pages, page_size, kv heads * dim], which the cache is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import accumulate
 from typing import Any
@@ -35,6 +35,9 @@ V1_NAMES = {
     "key_quant_mode": "key_antiquant_mode",
     "value_quant_mode": "value_antiquant_mode",
 }
+# Bytes of a prefill step for each key number in the int8 pages of a row: the bfloat16 keys and values (2 each), and for
+# the values the int8 numbers (1) and their float32 products (4).
+INT8_COPY = 9
 RAGGED_DIM = 128  # dimension of the heads of a call with rows of different lengths
 
 
@@ -70,7 +73,18 @@ def by_length(
     """See kernels.ops.attention.paged_attention. One call for neighbouring rows with the same number of queries."""
     if not is_supported(query, attend):
         return paged_attention(query, rows, attend, out)
-    return _joined([_attend_run(query, rows, run, attend, fused) for run in rows.runs()], out)
+    return _joined([_attend_run(query, rows, run, attend, fused) for run in _runs(rows, attend)], out)
+
+
+def _runs(rows: Rows, attend: Attend) -> Iterator[RowRun]:
+    """The calls of a step. Rows whose int8 pages are converted are apart, so that one copy is in memory at a time."""
+    for run in rows.runs():
+        if run.queries == 1 or attend.scales is None:
+            yield run
+            continue
+        starts = range(run.tokens.start, run.tokens.stop, run.queries)
+        for row, start in enumerate(starts, run.rows.start):
+            yield RowRun(slice(row, row + 1), slice(start, start + run.queries), run.queries)
 
 
 def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:

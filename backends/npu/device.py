@@ -20,7 +20,7 @@ from ..pytorch.device import Device
 from ..pytorch.opening import open_runner, plan_memory, with_self_test
 from ..pytorch.selftest import sources_hash
 from ..pytorch.streams import SideStream
-from .attention import OTHERS
+from .attention import INT8_COPY, OTHERS
 from .defaults import MAX_GRAPHS, PAGE_SIZE, tier
 from .formats import WeightFormats
 from .installation import package_version
@@ -97,6 +97,7 @@ def device(options: LoadOptions = LoadOptions()) -> Device:
         row_tokens=None,
         latent_parts=True,
         int8_cache=True,
+        int8_copy=INT8_COPY,
         static_inputs=True,
         recorder=NpuRecorder,
         captured_rows=captured_rows,

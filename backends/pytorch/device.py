@@ -109,6 +109,7 @@ class Device:
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     int8_cache: bool = False  # whether the KV cache may be int8, with a scale for each head of a token
+    int8_copy: int = 0  # bytes for each key number of a row, if a prefill step converts the row's int8 pages; 0: none
     static_inputs: bool = False  # whether the int8 product rounds activations by a static scale: see Int8.inputs
     latent_parts: bool = False  # whether a latent cache stores rotated keys and latents apart: see step.Cache
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured

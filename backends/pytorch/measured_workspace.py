@@ -69,9 +69,12 @@ def reserve_workspace(runner: TorchRunner, slots: AdapterSlots) -> None:
 
 def _run_largest(runner: TorchRunner, slots: AdapterSlots, max_tokens: int) -> None:
     """Run a prefill step of at most `max_tokens` tokens, and a decode step of all rows at the largest position. If the
-    model has adapter slots, also run both with an adapter."""
+    model has adapter slots, also run each with an adapter."""
     spec = runner.spec
     batches = [_prefill(spec, max_tokens), _step(spec, [1] * spec.max_rows, spec.max_context - 1)]
+    if runner.device.int8_copy and runner.kv.scales is not None:
+        queries = min(2, spec.max_context)  # several, because a single one reads int8 pages
+        batches.append(_step(spec, [queries], spec.max_context - queries))
     for batch in batches:
         runner.run(batch).result()
     if not spec.num_adapters:

@@ -155,13 +155,21 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
             all_experts = config.moe.experts * 2 * config.moe.inner_size * config.hidden_size
             largest = max(largest, min(all_experts, MAX_CONVERTED))
         fixed += largest * dtype.itemsize
-    workspace = device.meter.libraries + fixed
+    workspace = device.meter.libraries + fixed + _int8_copy(config, options, device)
     workspace += step_tokens(config, options, device) * token_values * dtype.itemsize
     rows, tokens = _captured_sizes(config, options, device)
     if rows or tokens:
         workspace += fixed + max((*rows, *tokens)) * token_values * dtype.itemsize
         workspace += device.meter.graph * number_of_graphs(rows, tokens, config.num_layers)
     return workspace
+
+
+def _int8_copy(config: ModelConfig, options: LoadOptions, device: Device) -> int:
+    """Bytes of the converted int8 pages of a row, with the maximum context."""
+    if options.cache_dtype != "int8":
+        return 0
+    _, heads, dim = config.cache_shape
+    return (options.context or config.max_positions) * heads * dim * device.int8_copy
 
 
 def _captured_sizes(

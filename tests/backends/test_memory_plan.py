@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE as CPU
-from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.device import Device, Meter
 from localllm.backends.pytorch.lora import slot_values
 from localllm.backends.pytorch.memory_plan import cache_dtype, capturable_tokens, chosen_graphs, measure, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
@@ -132,6 +133,18 @@ def test_int8_cache_has_a_scale_for_each_head_of_a_token(files: ModelFiles) -> N
     ):
         with pytest.raises(SettingRefused, match=problem):
             cache_dtype(files.config, int8, dtype, device)
+
+
+def test_workspace_has_the_converted_int8_pages_of_one_context(files: ModelFiles) -> None:
+    _, heads, dim = files.config.cache_shape
+    meter = Meter(lambda: 0, lambda: None, 0, 0)
+    able = replace(CPU, int8_cache=True, int8_copy=9, meter=meter)
+
+    def workspace(**options: Any) -> int:
+        return measure(files, LoadOptions(**options), 2**30, torch.bfloat16, 0, able).workspace
+
+    assert workspace(cache_dtype="int8", context=100) - workspace(context=100) == 100 * heads * dim * 9
+    assert workspace(cache_dtype="int8") - workspace() == files.config.max_positions * heads * dim * 9
 
 
 def test_spec_reports_dtype_format_and_bytes(files: ModelFiles) -> None:

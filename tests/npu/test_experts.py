@@ -66,6 +66,43 @@ def test_each_token_gets_its_own_experts(op: str) -> None:
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("op", ["dense", "int8", "int4"])
+@pytest.mark.parametrize("used", [[0], [3], [1, 2]], ids=["first", "last", "middle"])
+def test_experts_may_have_no_tokens(used: list[int], op: str) -> None:
+    weights = random_experts(op, 4, 64, 64, torch.Generator().manual_seed(3), BF16)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    routed = Routed(torch.tensor([used] * 5, dtype=torch.int32), torch.rand(5, len(used)))
+    result = experts.experts(x.to(DEVICE), copy_to(routed, DEVICE), packed(op))
+    wide = weights._replace(op="int4_wide") if op == "int4" else weights
+    torch.testing.assert_close(result.cpu(), reference.experts(x, routed, wide), rtol=0.03, atol=0.03)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("op", ["dense", "int8", "int4"])
+def test_step_without_tokens_calls_no_op(op: str) -> None:
+    routed = Routed(torch.empty(0, 2, dtype=torch.int32, device=DEVICE), torch.empty(0, 2, device=DEVICE))
+    weights = packed(op)
+    with OpsOfTorchNpu() as called:
+        result = experts.experts(torch.empty(0, 64, dtype=BF16, device=DEVICE), routed, weights)
+        chosen = experts.route(torch.empty(0, 4, device=DEVICE), Routing(2, "softmax", True))
+    assert result.shape == (0, 64)
+    assert chosen.experts.shape == (0, 2)
+    assert not called.names
+
+
+@pytest.mark.emulated
+def test_float16_weights_become_bfloat16() -> None:
+    weights = random_experts("dense", 4, 64, 64, torch.Generator().manual_seed(3), torch.float16)
+    on_device = MOE.pack(copy_to(weights, DEVICE), BF16)
+    assert on_device.gate_up.data.dtype == on_device.down.data.dtype == BF16
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    routed = Routed(torch.arange(10).view(5, 2).remainder(4).int(), torch.rand(5, 2))
+    result = experts.experts(x.to(DEVICE), copy_to(routed, DEVICE), on_device)
+    expected = reference.experts(x.float(), routed, copy_to(weights, "cpu", wide=True))
+    torch.testing.assert_close(result.cpu().float(), expected.float(), rtol=0.03, atol=0.03)
+
+
+@pytest.mark.emulated
 def test_one_expert_has_a_sum_instead_of_a_count() -> None:
     """npu_grouped_matmul refuses a list of one count."""
     weights = random_experts("dense", 1, 64, 64, torch.Generator().manual_seed(3), BF16)

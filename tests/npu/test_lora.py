@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from torch import Tensor
 
 from localllm.backends.npu import lora
+from localllm.backends.npu.device import device
+from localllm.backends.pytorch.graphs.runner import GraphRunner
+from localllm.backends.pytorch.opening import open_runner
+from localllm.engine.files.model_files import read_model
+from localllm.engine.options import Graphs
 from localllm.kernels.ops import lora as reference
 from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 from localllm.kernels.ops.cases.reference_check import copy_to
 from localllm.kernels.ops.lora import LoraWeights
 from localllm.kernels.ops.step import Adapters
 
+from ..backends.adapters import OPTIONS, adapter_of, put, run, save_adapter
+from ..backends.batches import Row
+from ..backends.tiny import TINIES, VOCAB
+from . import kernels
 from .op_cases import OpsOfTorchNpu, check_cases
 
+GROUPED = "npu::npu_grouped_matmul"
 DEVICE = "npu"
 BF16 = torch.bfloat16
 ROWS = [(5, 2), (1, 1), (3, 0), (17, 4), (1, 2), (2, 0), (4, 3)]
@@ -93,3 +108,38 @@ def test_other_steps_are_those_of_the_reference(rows: list[tuple[int, int]]) -> 
         result = added(lora.add, weights((48,)), adapters)
     assert not called.names
     torch.testing.assert_close(result, added(reference.add, copy_to(weights((48,)), "cpu"), adapters))
+
+
+@pytest.mark.emulated
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # PEFT reads deprecated properties
+@pytest.mark.parametrize("graphs", ["full", "breakable"])
+def test_one_capture_serves_several_adapters_and_other_ones(graphs: Graphs, tmp_path: Path) -> None:
+    """The rows of a replay have other adapters than those of the capture."""
+    (tiny,) = (tiny for tiny in TINIES if tiny.label == "llama")
+    tiny.save(tmp_path / "model")
+    options = replace(OPTIONS, dtype="bfloat16", page_size=128, max_step_tokens=64, max_rows=6)
+    files = read_model(tmp_path / "model")
+    replayed, eager = (
+        open_runner(files, each, device(each), 2**30)
+        for each in (replace(options, graphs=graphs), replace(options, graphs="off"))
+    )
+    assert isinstance(replayed, GraphRunner)
+    for slot in range(1, 5):
+        config = LoraConfig(r=4 * slot, target_modules=["q_proj", "down_proj", "lm_head"])
+        save_adapter(tiny.save(tmp_path / "copy"), config, tmp_path / f"adapter-{slot}", slot)
+        for runner in (replayed, eager):
+            put(runner, slot, adapter_of(tmp_path / f"adapter-{slot}"))
+    prompts = np.random.default_rng(1).integers(3, VOCAB, (6, 6)).tolist()
+    prefill = [Row(prompt, 0, [1 + row]) for row, prompt in enumerate(prompts)]
+    decode = [Row([5 + row], 6, [1 + row]) for row in range(6)]
+    base = run(eager, prefill, [0] * 6), run(eager, decode, [0] * 6)
+    for slots in ([1, 0, 2, 1, 3, 0], [4, 3, 2, 1, 0, 4], [2] * 6):
+        for rows, plain in zip((prefill, decode), base, strict=True):
+            expected = run(eager, rows, slots)
+            calls = kernels.calls[GROUPED]
+            actual = run(replayed, rows, slots)
+            is_captured = rows is decode or graphs == "breakable"
+            assert (kernels.calls[GROUPED] > calls) == (is_captured and slots[0] == 1), "only a capture calls the op"
+            error, effect = ((actual - other).abs().mean(1) for other in (expected, plain))
+            assert error.max() < 0.3, "the rounding of bfloat16"
+            assert effect[np.array(slots) > 0].min() > 0.9

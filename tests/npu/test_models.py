@@ -68,6 +68,20 @@ def test_bfloat16_is_as_near_to_transformers_as_the_references(shape: Tiny, tmp_
     assert actual < 1.5 * usual + 1e-3
 
 
+@pytest.mark.parametrize("label", ["llama", "qwen3_moe"])
+def test_float16_checkpoints_are_near_to_transformers(label: str, tmp_path: Path) -> None:
+    """The weights become bfloat16."""
+    start()
+    shape = next(tiny for tiny in TINIES if tiny.label == label)
+    logits = expected(shape, tmp_path, torch.float16)
+    with OpsOfTorchNpu() as called:
+        error = errors_of(None, tmp_path, shape, logits, "full", "auto").mean()
+    references = Device("references", "cpu", torch.cpu, Ops(), torch.bfloat16, page_size=128)
+    usual = errors_of(references, tmp_path, shape, logits, "off", "bfloat16").mean()
+    assert error < 1.5 * usual + 1e-3
+    assert called.names >= KERNELS
+
+
 @pytest.mark.parametrize("graphs", ["full", "breakable"])
 def test_guide_gives_its_known_answers(graphs: Graphs) -> None:
     """In bfloat16, with every kernel of the NPU that guide needs. The answers of `localllm selftest` have margins."""

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch_npu
 from torch import Tensor
 
-from localllm.backends.npu.attention import ATTENTION, OTHERS
+from localllm.backends.npu.attention import ATTENTION, INT8_COPY, OTHERS
 from localllm.backends.npu.cache import WRITES
 from localllm.kernels.ops.attention import Attend, Rows, paged_attention
 from localllm.kernels.ops.kv import Append
@@ -64,6 +65,26 @@ def test_large_pages(name: str, lengths: str, window: int, sinks: bool) -> None:
     actual = PAGED[name](query.to("npu", torch.bfloat16), replace(rows, **tensors), on_npu)
     assert kernels.calls.total() > before
     torch.testing.assert_close(actual.cpu().float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@torch.inference_mode()
+def test_a_step_converts_the_int8_pages_of_one_row_at_a_time() -> None:
+    """The memory of the conversion is INT8_COPY bytes for each key number of one row, beside small tensors."""
+    rows = 4
+    query, step_rows, attend = step((4,) * rows, (380,) * rows)
+    integers = torch.zeros(2, len(attend.key_pages), PAGE, KV_HEADS, DIM, dtype=torch.int8, device="npu")
+    scales = torch.ones(2, len(attend.key_pages), KV_HEADS, PAGE, device="npu")
+    on_npu = Attend(integers[0], integers[1], attend.scale, scales=scales)
+    tensors = {name: getattr(step_rows, name).to("npu") for name in ("row_starts", "context_lens", "page_table")}
+    moved = replace(step_rows, **tensors)
+    query = query.to("npu", torch.bfloat16)
+    ATTENTION.paged(query, moved, on_npu)
+    torch_npu.npu.reset_peak_memory_stats()
+    before = torch_npu.npu.memory_allocated()
+    ATTENTION.paged(query, moved, on_npu)
+    used = torch_npu.npu.max_memory_allocated() - before
+    numbers = 3 * PAGE * KV_HEADS * DIM
+    assert 0.9 * INT8_COPY * numbers < used < 1.25 * INT8_COPY * numbers
 
 
 @pytest.mark.parametrize("window", [0, 100])

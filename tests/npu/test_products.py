@@ -175,6 +175,29 @@ def test_product_is_that_of_the_dequantised_weight(name: str, dtype: torch.dtype
     torch.testing.assert_close(result.cpu().double(), x.double() @ reference.t() + bias.double(), rtol=0.02, atol=0.04)
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("outputs", [64, 65544], ids=["whole", "blocks"])
+@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide"])
+def test_step_without_rows_has_an_empty_product(op: str, outputs: int) -> None:
+    """A prompt chunk draws no token, and the quantised products refuse empty tensors."""
+    quantise: Any = {"dense": Tensor.bfloat16, "int8": int8.quantise}.get(op, int4.quantise)
+    packed = LINEAR.pack(on_device(quantise(plain(outputs, 32))), BF16)
+    with OpsOfTorchNpu() as called:
+        result = getattr(LINEAR, op)(torch.empty(0, 32, dtype=BF16, device=DEVICE), packed, None, torch.float32)
+    assert (result.shape, result.dtype) == ((0, outputs), torch.float32)
+    assert not called.names
+
+
+@pytest.mark.emulated
+def test_float16_weights_become_bfloat16() -> None:
+    weight = plain().half()
+    packed = LINEAR.pack(on_device(weight), BF16)
+    assert packed.data.dtype == BF16
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1)).to(BF16)
+    expected = x.double() @ weight.double().t()
+    torch.testing.assert_close(LINEAR.dense(x.to(DEVICE), packed).cpu().double(), expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.contract
 def test_calls_fit_the_schemas_and_meta_kernels() -> None:
     called = check_contract("linear", LINEAR)

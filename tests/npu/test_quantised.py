@@ -19,6 +19,7 @@ from localllm.backends.pytorch import loading
 from localllm.backends.pytorch.loading import Loader
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.batch import Want
 from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
@@ -128,3 +129,20 @@ def test_plain_layout_and_references_are_named_in_the_warnings(tmp_path: Path) -
     assert any("are ND: weight_layout is plain" in warning for warning in plain.spec.warnings)
     quantised = opened(files, replace(OPTIONS, quant="fp8"))
     assert any("in fp8 are computed by references" in warning for warning in quantised.spec.warnings)
+
+
+@pytest.mark.parametrize("quant", ["none", "int8", "int4"])
+def test_chunk_that_draws_no_token_is_a_step_without_rows(quant: Quant, tmp_path: Path) -> None:
+    """Its last layer, its final norm and its head compute nothing. The next chunk reads its keys and values."""
+    runner = opened(files_of("qwen2_moe", tmp_path), replace(OPTIONS, quant=quant))
+    prompt = [5, 9, 77, 3, 20, 101, 8]
+    whole = make_batch([Row(prompt, 0, [2], want=Want.HIDDEN)], runner.spec.vocab_size)
+    chunks = [Row(prompt[:4], 0, [1], want=Want.NOTHING), Row(prompt[4:], 4, [1], want=Want.HIDDEN)]
+    short = TorchRunner(runner.model, runner.kv, runner.spec, runner.device, capturable=0)
+    first, second = (short.run(make_batch([row], runner.spec.vocab_size)).result() for row in chunks)
+    assert not len(first.tokens)
+    expected = runner.run(whole).result().hidden
+    assert second.hidden is not None
+    assert expected is not None
+    cosine = torch.cosine_similarity(torch.from_numpy(second.hidden), torch.from_numpy(expected))
+    assert cosine.min() > 0.998
