@@ -72,7 +72,7 @@ def _run_largest(runner: TorchRunner, slots: AdapterSlots, max_tokens: int) -> N
     model has adapter slots, also run each with an adapter."""
     spec = runner.spec
     batches = [_prefill(spec, max_tokens), _step(spec, [1] * spec.max_rows, spec.max_context - 1)]
-    if runner.device.int8_copy and runner.kv.scales is not None:
+    if runner.device.int8_copy and runner.kv.cache.scales is not None:
         queries = min(2, spec.max_context)  # several, because a single one reads int8 pages
         batches.append(_step(spec, [queries], spec.max_context - queries))
     for batch in batches:
