@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from ...engine.errors import ModelRefused
 from ...engine.files.adapter_files import EXPERTS
@@ -15,7 +17,19 @@ from ...kernels.ops.linear_mxfp4 import GROUP
 
 _EXPERT = re.compile(rf"(model\.layers\.\d+)\..*\b{EXPERTS}\.(\d+)\..*")
 _STACK = re.compile(rf"(model\.layers\.\d+)\..*\b{EXPERTS}\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
+_OLDER = re.compile(r"(\.block_sparse_moe)\.(input|output)_linear\.weight$")
 _MATRICES = ("BF16", "F16", "F32", "F8_E4M3", "I8")  # dtypes of tensors that are [out_features, in_features]
+
+
+def with_expert_names(files: ModelFiles) -> ModelFiles:
+    """The files with the tensors of all experts under one name in every architecture: Granite has others."""
+    tensors = {_OLDER.sub(_newer, name): tensor for name, tensor in files.tensors.items()}
+    return replace(files, tensors=MappingProxyType(tensors))
+
+
+def _newer(name: re.Match[str]) -> str:
+    projection = "gate_up" if name[2] == "input" else "down"
+    return f"{name[1]}.{EXPERTS}.{projection}_proj"
 
 
 def check_experts(files: ModelFiles) -> None:

@@ -18,16 +18,27 @@ from .quant import Tensors
 from .weights import StoredTensors, Weights
 
 
+class MlpNames(NamedTuple):
+    """The names of the projections of a dense MLP."""
+
+    gate_up: Sequence[str] = ("gate_proj", "up_proj")  # or the name of one merged projection
+    down: str = "down_proj"
+
+
+MERGED = MlpNames(("gate_up_proj",))
+
+
 class ExpertLayout(NamedTuple):
-    """The tensors of a mixture of experts in a model's files. The names are below that of the layer (`mlp`), of the
-    MLP, or of an expert (`gate`, `up` and `down`). The defaults are those of Qwen."""
+    """The tensors of a mixture of experts in a model's files. The names are below that of the layer (`mlp`, `shared`),
+    of the MLP, or of an expert (`gate`, `up` and `down`). The defaults are those of Qwen."""
 
     mlp: str = "mlp"
     router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    shared: str = "shared_expert"
+    shared: str = "mlp.shared_expert"
+    shared_names: MlpNames = MlpNames()
     shared_gate: str = ""  # empty: the result of the shared expert is not multiplied
     correction: str = ""  # empty: the router has no correction
     biases: bool = False  # whether the router and all experts have biases
@@ -53,12 +64,13 @@ def routed_mlp(
     shared = None
     shared_gate = None
     if moe.shared_size:
-        shared = gated_mlp(weights, config, f"{name}.{layout.shared}", moe.shared_size)
+        path = f"model.layers.{index}.{layout.shared}"
+        shared = gated_mlp(weights, config, path, moe.shared_size, layout.shared_names)
         if layout.shared_gate:
             shared_gate = weights.linear([f"{name}.{layout.shared_gate}"], [1], hidden, quantise=False)
     correction = None
     if layout.correction:
-        correction = weights.take(f"{name}.{layout.correction}", (moe.experts,)).float()
+        correction = _correction(weights, f"{name}.{layout.correction}", moe.experts)
     experts = Experts(
         router=weights.linear([f"{name}.{layout.router}"], [moe.experts], hidden, layout.biases, quantise=False),
         routing=routing(moe),
@@ -70,6 +82,12 @@ def routed_mlp(
     if shared is not None:
         weights.shared_experts.append(experts)
     return experts
+
+
+def _correction(weights: Weights, name: str, experts: int) -> Tensor:
+    """The correction of a router [experts] float32. ERNIE stores [1, experts]."""
+    shape = (1, experts) if len(weights.tensors.shape(name)) == 2 else (experts,)
+    return weights.take(name, shape).float().flatten()
 
 
 def routing(moe: MoeConfig) -> Routing:
@@ -95,15 +113,13 @@ def gate_of(config: ModelConfig) -> Gate:
     return _GATES[config.activation]
 
 
-def gated_mlp(
-    weights: Weights, config: ModelConfig, name: str, inner: int, gate_up: Sequence[str] = ("gate_proj", "up_proj")
-) -> GatedMlp:
-    """A dense MLP. `gate_up`: the names of its first projections, or the name of one merged projection."""
+def gated_mlp(weights: Weights, config: ModelConfig, name: str, inner: int, names: MlpNames = MlpNames()) -> GatedMlp:
+    """A dense MLP with gates."""
     hidden = config.hidden_size
-    sides = [2 * inner // len(gate_up)] * len(gate_up)
+    gate_up = [f"{name}.{projection}" for projection in names.gate_up]
     return GatedMlp(
-        gate_up=weights.linear([f"{name}.{projection}" for projection in gate_up], sides, hidden, config.mlp_bias),
-        down=weights.linear([f"{name}.down_proj"], [hidden], inner, config.mlp_bias),
+        gate_up=weights.linear(gate_up, [2 * inner // len(gate_up)] * len(gate_up), hidden, config.mlp_bias),
+        down=weights.linear([f"{name}.{names.down}"], [hidden], inner, config.mlp_bias),
         gate=gate_of(config),
     )
 

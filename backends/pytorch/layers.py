@@ -15,7 +15,7 @@ from ...kernels.ops.kv import Rotation
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.mlp import Mlp
 from ...kernels.ops.step import Adapters, HeadStep, LayerStep, SampledRows
-from .experts import gated_mlp
+from .experts import MlpNames, gated_mlp
 from .inputs import Step
 from .kv import GroupedKV
 from .rotary import NoRotation, QueryFactors, Rotary
@@ -67,13 +67,15 @@ class AttentionLayer:
         index: int,
         *,
         qkv: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
-        gate_up: Sequence[str] = ("gate_proj", "up_proj"),
-        mlp: Mlp | None = None,  # None: a dense MLP with the projections `gate_up`
+        mlp: Mlp | None = None,  # None: a dense MLP with the projections `mlp_names`
+        mlp_names: MlpNames = MlpNames(),
         norms: Norms = Norms(),
         offset: float = 0.0,  # added to the weight of every norm
         sinks: bool = False,  # whether the attention has sinks
         rotation: Rotation = "neox",
+        head_norms: tuple[str, str] = ("q_norm", "k_norm"),  # names of the norms of queries and keys
         joint_head_norms: bool = False,  # whether the heads are normalised together; see DecoderLayer
+        rotates_first: bool = False,  # whether the heads are rotated before their norms
     ) -> None:
         name = f"model.layers.{index}"
         width = config.hidden_size
@@ -85,8 +87,7 @@ class AttentionLayer:
         def norm(suffix: str, size: int = width) -> Tensor | None:
             return weights.take(f"{name}.{suffix}.weight", (size,)) if suffix else None
 
-        query_norm = "self_attn.q_norm" if config.head_norms else ""
-        key_norm = "self_attn.k_norm" if config.head_norms else ""
+        query_norm, key_norm = (f"self_attn.{name}" for name in head_norms) if config.head_norms else ("", "")
         self.kind = config.layer_kinds[index]
         self.prepared = weights.prepare(
             DecoderLayer(
@@ -103,7 +104,7 @@ class AttentionLayer:
                     config.qkv_bias,
                 ),
                 out=weights.linear([f"{attention}.o_proj"], [width], out_features[0], config.output_bias),
-                mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size, gate_up),
+                mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size, mlp_names),
                 rotation=rotation,
                 dim=dim,
                 eps=config.norm_eps,
@@ -113,6 +114,7 @@ class AttentionLayer:
                 soft_cap=config.attention_soft_cap,
                 sinks=weights.take(f"{attention}.sinks", (config.num_heads,)).float() if sinks else None,
                 joint_head_norms=joint_head_norms,
+                rotates_first=rotates_first,
                 cache_index=index,
                 rotation_index=_rotation_index(config, index),
             )

@@ -20,7 +20,7 @@ from ...kernels.ops.lora import Lora
 from .cache_plan import layer_groups
 from .choice import with_attention, with_lora_backend
 from .device import Device, Recorder
-from .expert_shapes import check_experts
+from .expert_shapes import check_experts, with_expert_names
 from .failures import load_failures
 from .fit_hint import fitting_options
 from .forced import with_forced
@@ -68,7 +68,7 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
-    files = with_stored_head(files)
+    files = with_expert_names(with_stored_head(files))
     device = _configured(device, options)
     try:
         with load_failures(files.name):
@@ -92,8 +92,9 @@ def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
+    files = with_expert_names(with_stored_head(files))
     check_experts(files)
-    return _plan(with_stored_head(files), options, _configured(device, options), free)
+    return _plan(files, options, _configured(device, options), free)
 
 
 def _plan(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> MemoryPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ class Family:
     heads: int = 0  # default of num_attention_heads; 0: no default
     optional: tuple[str, ...] = ()  # the fields of OPTIONAL that this architecture reads
     kv_heads: int = 0  # default of num_key_value_heads; 0: num_attention_heads
+    inner_name: str = "intermediate_size"  # name of the field with the inner size of dense MLPs
+    inner: int = 0  # default of `inner_name`; 0: no default
     head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
     default_of_null_head_dim: bool = True  # False: null means hidden_size / num_attention_heads
     norm_eps: float = 1e-6
@@ -68,6 +70,10 @@ class Family:
     eos_of_null: bool = False  # whether null for eos_token_id means `eos`; else it means that there are none
     moe: MoeFamily | None = None  # None: the architecture has no experts
     latent: LatentFamily | None = None  # None: the architecture has heads of keys and values
+    rope_alpha: bool = False  # whether the rope kind "dynamic" with a field alpha is a rope with a larger theta
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that must have this value if they are present
+    # Whether layer_types has the names attention and mamba, and must be present: its absence means Mamba layers.
+    mamba: bool = False
     predicts: bool = False  # whether files may have a layer after the last one, which predicts several tokens at a time
 
 
@@ -92,6 +98,9 @@ OPTIONAL = frozenset(
         "logits_scaling",
         "no_rope_layers",
         "no_rope_layer_interval",
+        "position_embedding_type",
+        "rotary_dim",
+        "use_bias",
         *moe_config.OPTIONAL,
         *latent_config.OPTIONAL,
     }
@@ -153,6 +162,17 @@ _DEEPSEEK_V3 = Family(
     predicts=True,
 )
 
+_GRANITE = (
+    "attention_bias",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
+_GRANITE_EXPERTS = MoeFamily(
+    ("num_local_experts",), experts=8, top_k=2, inner_name="intermediate_size", inner=11_008, renormalise=True
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "deepseek_v2": Family(
@@ -175,6 +195,56 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             latent=LatentFamily(),
         ),
         "deepseek_v3": _DEEPSEEK_V3,
+        "dots1": Family(
+            max_positions=2048,
+            optional=("attention_bias", "sliding_window", "max_window_layers", *moe_config.GROUPED),
+            kv_heads=32,
+            head_norms=True,
+            window=4096,
+            window_layers=62,
+            moe=MoeFamily(
+                ("n_routed_experts", "num_local_experts"),
+                experts=None,
+                top_k=None,
+                inner=1408,
+                score="sigmoid",
+                shared_experts=None,
+                group_score="top2",
+            ),
+        ),
+        "ernie4_5": Family(
+            max_positions=131_072,
+            optional=("use_bias",),
+            kv_heads=2,
+            head_dim=128,
+            default_of_null_head_dim=False,
+            norm_eps=1e-5,
+            tie=True,
+            layer_types=False,
+            theta=500_000.0,
+            eos=(2,),
+        ),
+        "ernie4_5_moe": Family(
+            max_positions=131_072,
+            optional=("use_bias", *moe_config.ERNIE),
+            fixed=MappingProxyType({"use_bias": False}),
+            kv_heads=4,
+            norm_eps=1e-5,
+            tie=True,
+            layer_types=False,
+            theta=500_000.0,
+            eos=(2,),
+            moe=MoeFamily(
+                ("moe_num_experts", "num_experts"),
+                experts=64,
+                top_k=6,
+                inner=1536,
+                renormalise=True,
+                shared_experts=2,
+                shared_name="moe_num_shared_experts",
+                dense_layers=1,
+            ),
+        ),
         "exaone4": Family(
             max_positions=2048,
             optional=("sliding_window", "sliding_window_pattern"),
@@ -338,8 +408,57 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             attention_scale=1.0,
             eos=(2,),
         ),
+        "granitemoe": Family(
+            max_positions=2048,
+            optional=_GRANITE,
+            layer_types=False,
+            attention_scale=1.0,
+            eos=(2,),
+            moe=_GRANITE_EXPERTS,
+        ),
+        "granitemoehybrid": Family(
+            max_positions=2048,
+            optional=(*_GRANITE, "position_embedding_type", "shared_intermediate_size"),
+            inner_name="shared_intermediate_size",
+            inner=1024,
+            mamba=True,
+            attention_scale=1.0,
+            eos=(2,),
+            moe=replace(
+                _GRANITE_EXPERTS, optional=True, shared_inner=1024, shared_inner_name="shared_intermediate_size"
+            ),
+        ),
+        "hunyuan_v1_dense": Family(
+            max_positions=2048,
+            optional=("attention_bias",),
+            norm_eps=1e-5,
+            head_norms=True,
+            layer_types=False,
+            rope_alpha=True,
+            eos=(2,),
+        ),
         "kimi_k2": _DEEPSEEK_V3,
         "llama": Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
+        "minimax_m2": Family(
+            max_positions=196_608,
+            optional=("rotary_dim", "scoring_func"),
+            kv_heads=8,
+            head_dim=128,
+            head_norms=True,
+            layer_types=False,
+            theta=5_000_000.0,
+            partial_rotary=True,
+            eos=(200_020,),
+            moe=MoeFamily(
+                ("num_local_experts", "num_experts"),
+                experts=256,
+                top_k=8,
+                inner_name="intermediate_size",
+                inner=1536,
+                score="sigmoid",
+                renormalise=True,
+            ),
+        ),
         "ministral3": Family(
             max_positions=262_144,
             optional=("sliding_window",),
@@ -378,6 +497,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 top_k=2,
                 inner_name="intermediate_size",
                 renormalise=True,
+            ),
+        ),
+        "olmoe": Family(
+            max_positions=4096,
+            optional=("attention_bias", "norm_topk_prob"),
+            fixed=MappingProxyType({"clip_qkv": None}),
+            norm_eps=1e-5,
+            head_norms=True,
+            layer_types=False,
+            eos=(50_279,),
+            moe=MoeFamily(
+                ("num_experts", "num_local_experts"), experts=64, top_k=8, inner_name="intermediate_size", inner=2048
             ),
         ),
         "olmo2": Family(

@@ -21,7 +21,9 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     """(kind of each layer, window). The window is 0 if no layer is sliding."""
     layers = fields.integer("num_hidden_layers", 1, 2**10)
     window = _window(fields, family)
-    if "layer_types" in fields and family.layer_types:
+    if family.mamba:
+        kinds = _attention_kinds(fields, layers)
+    elif "layer_types" in fields and family.layer_types:
         kinds = _listed_kinds(fields, layers)
     else:
         kinds = _default_kinds(fields, family, layers, window)
@@ -33,6 +35,15 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     if "sliding_window" in fields:
         raise fields.refuse("use_sliding_window", "true, because there are sliding layers")
     raise fields.refuse("sliding_window", "an integer, because there are sliding layers")
+
+
+def _attention_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
+    """The kinds of the layers of an architecture that may have Mamba layers, which are not supported."""
+    name = fields.either("layer_types", "layers_block_type")
+    names = fields.texts(name) if name in fields else ()
+    if len(names) != layers or not set(names) <= {"attention", "full_attention"}:
+        raise fields.refuse(name, f"a list of {layers} times attention (layers with Mamba are not supported)")
+    return (FULL,) * layers
 
 
 def _check_kinds(fields: Fields, kinds: tuple[LayerKind, ...]) -> None:
@@ -85,6 +96,8 @@ def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
 
 def parse_rope_layers(fields: Fields, family: Family, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
     """Whether each layer has a rope; empty if all layers have one."""
+    if "position_embedding_type" in family.optional and fields.get("position_embedding_type") != "rope":
+        return (False,) * len(kinds)
     if family.full_ropes == "never" or (family.full_ropes == "unmixed" and not fields.null("sliding_window")):
         return tuple(kind == SLIDING for kind in kinds)
     return _listed_rope_layers(fields, family, len(kinds)) if family.no_rope_interval else ()

@@ -130,13 +130,14 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     if family is None:
         return _unknown(Fields(values, where))
     fields = Fields(values, where, ignored=OPTIONAL.difference(family.optional))
-    _refuse_other_models(fields, where)
+    _refuse_other_models(fields, family, where)
     hidden = fields.integer("hidden_size", 1, 2**17)
     heads = fields.integer("num_attention_heads", 1, 2**10, family.heads or None)
     latent = None if family.latent is None else parse_latent(fields, family.latent)
     head_dim = latent.head_dim if latent else _head_dim(fields, family, hidden, heads)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB, family.vocab or None)
-    bias = fields.flag("attention_bias", family.attention_bias)
+    any_bias = fields.flag("use_bias", family.attention_bias)
+    bias = fields.flag("attention_bias", any_bias)
     positions = fields.integer("max_position_embeddings", 1, 2**63, family.max_positions)
     if positions > MAX_POSITIONS:
         fields.warn("max_position_embeddings", f"above the longest context of localllm, {MAX_POSITIONS} tokens")
@@ -146,7 +147,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         model_type=model_type,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 1, MAX_INNER),
+        intermediate_size=fields.integer(family.inner_name, 1, MAX_INNER, family.inner or None),
         num_layers=len(kinds),
         num_heads=heads,
         num_kv_heads=_kv_heads(fields, family, heads),
@@ -158,7 +159,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         qkv_bias=fields.flag("qkv_bias", family.qkv_bias) or bias,
         output_bias=fields.flag("attention_out_bias", bias and family.output_bias),
         head_norms=fields.flag("use_qk_norm", family.head_norms),
-        mlp_bias=fields.flag("mlp_bias", False),
+        mlp_bias=fields.flag("mlp_bias", any_bias and "use_bias" in family.optional),
         layer_kinds=kinds,
         window=window,
         ropes=ropes,
@@ -179,12 +180,15 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     )
 
 
-def _refuse_other_models(fields: Fields, where: str) -> None:
+def _refuse_other_models(fields: Fields, family: Family, where: str) -> None:
     """Refuse a model of a supported architecture if its config.json makes it anything but a plain decoder."""
     for key, supported in (("use_bidirectional_attention", False), ("is_causal", True)):
         # As in transformers, null is false.
         if (key in fields or fields.null(key)) and bool(fields.get(key)) != supported:
             raise ModelRefused(f"{where}: {key} is not supported: the model does not generate text")
+    for key, value in family.fixed.items():
+        if key in fields and fields.get(key) != value:
+            raise fields.refuse(key, "absent or null" if value is None else str(value).lower())
     if len(fields.table("per_layer_config")):
         raise fields.refuse("per_layer_config", "empty (layers of different shapes are not supported)")
 

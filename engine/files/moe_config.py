@@ -31,6 +31,14 @@ OPTIONAL = frozenset(
         "scoring_func",
         "moe_layer_freq",
         "mlp_layer_types",
+        "shared_intermediate_size",
+        "moe_k",
+        "moe_num_experts",
+        "moe_num_shared_experts",
+        "moe_layer_start_index",
+        "moe_layer_end_index",
+        "moe_layer_interval",
+        "moe_norm_min",
     }
 )
 CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only supported values, which are those of the op
@@ -44,6 +52,16 @@ GROUPED = (
     "topk_group",
 )
 DEEPSEEK = (*GROUPED, "topk_method", "scoring_func", "moe_layer_freq")
+ERNIE = (
+    "moe_k",
+    "moe_num_experts",
+    "moe_num_shared_experts",
+    "moe_layer_start_index",
+    "moe_layer_end_index",
+    "moe_layer_interval",
+    "moe_norm_min",
+)
+MAX_SUM_LIMIT = 1e-6  # of moe_norm_min: smaller than every sum of the scores of chosen experts
 UNGROUPED = "greedy"  # the value of topk_method that ignores the groups
 
 
@@ -70,7 +88,7 @@ class MoeFamily:
     """The fields of an architecture with experts, with the defaults of the config class in transformers."""
 
     names: tuple[str, ...]  # names of the field with the number of experts; several must have the same value
-    experts: int
+    experts: int | None  # None: no default
     top_k: int | None  # default of num_experts_per_tok; None: no default
     inner_name: str = "moe_intermediate_size"
     inner: int | None = None  # default of `inner_name`; None: no default
@@ -81,9 +99,12 @@ class MoeFamily:
     groups: int | None = 1  # default of n_group; None: no default
     top_groups: int | None = 1  # default of topk_group; None: no default
     methods: tuple[str, ...] = ("",)  # values of topk_method, the default first
-    shared_inner: int = 0  # default of shared_expert_intermediate_size; 0: the architecture does not have this field
-    shared_experts: int = 0  # default of n_shared_experts; 0: the architecture does not have this field
-    dense_layers: int = 0  # default of first_k_dense_replace
+    shared_inner_name: str = "shared_expert_intermediate_size"
+    shared_inner: int = 0  # default of `shared_inner_name`; 0: the architecture does not have this field
+    shared_name: str = "n_shared_experts"
+    shared_experts: int | None = 0  # default of `shared_name`; None: no default; 0: the architecture has no such field
+    dense_layers: int = 0  # default of first_k_dense_replace and moe_layer_start_index
+    optional: bool = False  # whether the number of experts may be 0, which means that all layers are dense
     group_score: GroupScore = "max"
 
 
@@ -91,10 +112,13 @@ def parse_moe(fields: Fields, family: MoeFamily, num_layers: int) -> MoeConfig |
     """The mixture of experts; None if all layers are dense. Raises ModelRefused with the name of the wrong field."""
     layers = _layers(fields, family, num_layers)
     experts = _experts(fields, family)
+    if not experts:
+        return None
     inner = fields.integer(family.inner_name, 1, MAX_INNER, family.inner)
-    top_k = fields.integer("num_experts_per_tok", 1, MAX_EXPERTS, family.top_k)
+    top_k_name = fields.either("num_experts_per_tok", "moe_k")
+    top_k = fields.integer(top_k_name, 1, MAX_EXPERTS, family.top_k)
     if top_k > experts:
-        raise fields.refuse("num_experts_per_tok", f"at most the number of experts ({experts})")
+        raise fields.refuse(top_k_name, f"at most the number of experts ({experts})")
     groups, top_groups = _groups(fields, family, experts, top_k)
     _check_router(fields, family)
     for name, value in CLAMPED.items():
@@ -144,23 +168,26 @@ def _check_router(fields: Fields, family: MoeFamily) -> None:
     fields.choice("scoring_func", (family.score,), family.score)
     if fields.integer("moe_layer_freq", 1, MAX_EXPERTS, 1) != 1:
         raise fields.refuse("moe_layer_freq", "1")
+    fields.number("moe_norm_min", 0.0, MAX_SUM_LIMIT, 0.0)
 
 
 def _experts(fields: Fields, family: MoeFamily) -> int:
-    counts = {name: fields.integer(name, 1, MAX_EXPERTS) for name in family.names if name in fields}
+    least = 0 if family.optional else 1
+    counts = {name: fields.integer(name, least, MAX_EXPERTS) for name in family.names if name in fields}
     if len(set(counts.values())) > 1:
         first, *others = counts
         raise fields.refuse(others[0], f"equal to {first} ({counts[first]})")
-    return next(iter(counts.values()), family.experts)
+    return next(iter(counts.values()), None) or fields.integer(family.names[0], least, MAX_EXPERTS, family.experts)
 
 
 def _shared_size(fields: Fields, family: MoeFamily, inner: int) -> int:
     """The inner size of the shared expert; 0 if the architecture has none."""
     if family.shared_inner:
-        return fields.integer("shared_expert_intermediate_size", 1, MAX_INNER, family.shared_inner)
-    if family.shared_experts:
-        return fields.integer("n_shared_experts", 1, MAX_EXPERTS, family.shared_experts) * inner
-    return 0
+        return fields.integer(family.shared_inner_name, 1, MAX_INNER, family.shared_inner)
+    if family.shared_experts == 0:
+        return 0
+    least = 0 if family.shared_name in ERNIE else 1
+    return fields.integer(family.shared_name, least, MAX_EXPERTS, family.shared_experts) * inner
 
 
 def _layers(fields: Fields, family: MoeFamily, num_layers: int) -> tuple[bool, ...]:
@@ -170,10 +197,13 @@ def _layers(fields: Fields, family: MoeFamily, num_layers: int) -> tuple[bool, .
         if len(names) != num_layers or not set(names) <= {"dense", "sparse"}:
             raise fields.refuse("mlp_layer_types", f"a list of {num_layers} names, each one dense or sparse")
         return tuple(name == "sparse" for name in names)
-    first = fields.integer("first_k_dense_replace", 0, MAX_EXPERTS, family.dense_layers)
-    step = fields.integer("decoder_sparse_step", 1, MAX_EXPERTS, 1)
+    first_name = fields.either("first_k_dense_replace", "moe_layer_start_index")
+    first = fields.integer(first_name, 0, MAX_EXPERTS, family.dense_layers)
+    last = fields.integer("moe_layer_end_index", -1, MAX_EXPERTS, -1)
+    step = fields.integer(fields.either("decoder_sparse_step", "moe_layer_interval"), 1, MAX_EXPERTS, 1)
     dense = fields.indices("mlp_only_layers")
+    used = range(first, num_layers if last == -1 else last + 1)
     has_experts = []
     for layer in range(num_layers):
-        has_experts.append(layer >= first and layer not in dense and (layer + 1) % step == 0)
+        has_experts.append(layer in used and layer not in dense and (layer + 1) % step == 0)
     return tuple(has_experts)

@@ -126,6 +126,9 @@ def _rope(fields: Fields, family: Family, table: Fields, theta: float, head_dim:
     rope = Rope("default", theta, _rotary_dim(fields, family, table, kind, head_dim))
     if kind == "default":
         return rope
+    if kind == "dynamic" and family.rope_alpha and "alpha" in table:
+        dim = rope.rotary_dim
+        return replace(rope, theta=theta * table.number("alpha", 1e-3, 1e6) ** (dim / (dim - 2)))
     if kind == "dynamic":
         table.number("factor", 1e-3, 1e6)
         context = f"within the context of {positions} tokens, which localllm does not extend"
@@ -221,7 +224,8 @@ def _rotary_dim(fields: Fields, family: Family, table: Fields, kind: str, head_d
     if kind == "default" and not family.partial_rotary:
         return _even(head_dim)
     source = table if "partial_rotary_factor" in table else fields
-    dim = int(head_dim * source.number("partial_rotary_factor", 1e-3, 1.0, family.rotary_share))
+    default = fields.integer("rotary_dim", 2, head_dim, int(head_dim * family.rotary_share)) / head_dim
+    dim = int(head_dim * source.number("partial_rotary_factor", 1e-3, 1.0, default))
     if dim != head_dim and not family.partial_rotary:
         raise source.refuse("partial_rotary_factor", f"1 (rope type {kind} of this architecture needs it)")
     return _even(dim)

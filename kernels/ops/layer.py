@@ -43,6 +43,7 @@ class DecoderLayer:
     sinks: Tensor | None = None
     # query_norm normalises all heads of the queries together and is [heads * dim]; key_norm is [kv heads * dim].
     joint_head_norms: bool = False
+    rotates_first: bool = False  # whether queries and keys are rotated before query_norm and key_norm
     cache_index: int = 0  # index of the layer's pages in LayerStep.cache
     rotation_index: int = 0  # index of the layer's cos and sin in LayerStep.rotations
     # Latent attention (mla.py): the first column of the values in the keys of the latent cache; 0: attention with heads
@@ -65,7 +66,7 @@ class DecoderLayer:
     @property
     def has_fusable_norms(self) -> bool:
         """Whether kernels that fuse norms with products can compute the norms of this layer."""
-        return self.before_attention is not None and not self.joint_head_norms
+        return self.before_attention is not None and not self.joint_head_norms and not self.rotates_first
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -162,7 +163,18 @@ def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor
         assert layer.query_norm is None, "a norm after the factors would undo them"
         qkv = _multiply_queries(qkv, step.query_factors, 2 * target.kv_heads * layer.dim)
     heads = qkv.view(x.shape[0], -1, layer.dim)
-    return ops.kv.append(heads, *step.rotations[layer.rotation_index], step.slots, target)
+    cos, sin = step.rotations[layer.rotation_index]
+    if layer.rotates_first:
+        heads = _rotated(ops, layer, heads, cos, sin, target.kv_heads)
+        cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+    return ops.kv.append(heads, cos, sin, step.slots, target)
+
+
+def _rotated(ops: Ops, layer: DecoderLayer, heads: Tensor, cos: Tensor, sin: Tensor, kv_heads: int) -> Tensor:
+    """heads [tokens, heads + 2 * kv heads, dim] with rotated queries and keys."""
+    query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    rotate = ops.rope.neox if layer.rotation == "neox" else ops.rope.interleaved
+    return torch.cat((*rotate(query.contiguous(), key.contiguous(), cos, sin), value), dim=1)
 
 
 def _attend(ops: Ops, layer: DecoderLayer, query: Tensor, step: LayerStep) -> Tensor:

@@ -62,26 +62,6 @@ NEW: list[Tiny] = [
             **rope(),
         },
     ),
-    Tiny("dots1", "dots1", {**ROUTED, "head_dim": 12, "sliding_window": None, **rope()}),
-    Tiny(
-        "dots1-groups",
-        "dots1",
-        {**ROUTED, "head_dim": 12, "n_group": 4, "topk_group": 2, "sliding_window": None, **rope()},
-    ),
-    Tiny(
-        "dots1-all-of-a-group",  # also experts with negative scores
-        "dots1",
-        {
-            **ROUTED,
-            "num_experts_per_tok": 4,
-            "head_dim": 12,
-            "n_group": 2,
-            "topk_group": 1,
-            "sliding_window": None,
-            **rope(),
-        },
-    ),
-    Tiny("ernie4_5", "ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True, **rope()}),
     Tiny(
         "exaone_moe",
         "exaone_moe",
@@ -157,21 +137,7 @@ NEW: list[Tiny] = [
         rewrite=published(rotary_emb_base=500, rotary_pct=0.5),
     ),
     Tiny("gptj", "gptj", {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128, "rotary_dim": 8}),
-    Tiny(
-        "granitemoe",
-        "granitemoe",
-        {
-            **EXPERTS,
-            "attention_bias": True,
-            "embedding_multiplier": 3.0,
-            "logits_scaling": 2.0,
-            "residual_multiplier": 0.5,
-            "attention_multiplier": 0.4,
-            **rope(),
-        },
-    ),
     Tiny("helium", "helium", {"head_dim": 12, "attention_bias": True, "mlp_bias": True, **rope()}),
-    Tiny("hunyuan_v1_dense", "hunyuan_v1_dense", {"head_dim": 16, **rope()}),
     Tiny("internlm3", "internlm3", {"head_dim": 12, **rope()}),
     Tiny("iquestcoder", "iquestcoder", {"head_dim": 16, **rope()}),
     Tiny(
@@ -230,14 +196,7 @@ NEW: list[Tiny] = [
         },
         length=100,
     ),
-    Tiny(
-        "minimax_m2",
-        "minimax_m2",
-        {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, **rope(partial_rotary_factor=0.5)},
-        rewrite=published(shared_intermediate_size=0, rotary_dim=8),
-    ),
     Tiny("nemotron", "nemotron", {"head_dim": 12, "norm_eps": 1e-5, **rope(partial_rotary_factor=0.5)}),
-    Tiny("olmoe", "olmoe", {**EXPERTS, "intermediate_size": 40, "norm_topk_prob": True, **rope()}),
     Tiny("phi", "phi", {"partial_rotary_factor": 0.5, **rope(partial_rotary_factor=0.5)}),
     Tiny(
         "phimoe",

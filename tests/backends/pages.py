@@ -18,10 +18,21 @@ from .twin import (
     Twin,
     by_kind,
     flat,
+    published,
     published_text,
     rope,
     transposed_experts,
 )
+
+GRANITE_4 = {
+    "layer_types": ["full_attention"] * 3,
+    "shared_intermediate_size": 56,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.2,
+    "mamba_n_heads": 4,
+}
 
 PAGES: list[Tiny] = [
     Twin(
@@ -105,4 +116,88 @@ PAGES: list[Tiny] = [
         {**MHA, **LATENT, **ROUTED, "n_group": 1, "topk_group": 1, **YARN},
         rewrite=as_type("kimi_k2"),
     ),
+    Tiny("dots1", "dots1", {**ROUTED, "head_dim": 12, "sliding_window": None, **rope()}),
+    Tiny(
+        "dots1-groups",
+        "dots1",
+        {**ROUTED, "head_dim": 12, "n_group": 4, "topk_group": 2, "sliding_window": None, **rope()},
+    ),
+    Tiny(
+        "dots1-all-of-a-group",  # also experts with negative scores
+        "dots1",
+        {
+            **ROUTED,
+            "num_experts_per_tok": 4,
+            "head_dim": 12,
+            "n_group": 2,
+            "topk_group": 1,
+            "sliding_window": None,
+            **rope(),
+        },
+    ),
+    Tiny("ernie4_5", "ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True, **rope()}),
+    Tiny(
+        "granitemoe",
+        "granitemoe",
+        {
+            **EXPERTS,
+            "attention_bias": True,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.4,
+            **rope(),
+        },
+    ),
+    Tiny("hunyuan_v1_dense", "hunyuan_v1_dense", {"head_dim": 16, **rope()}),
+    Tiny(
+        "minimax_m2",
+        "minimax_m2",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, **rope(partial_rotary_factor=0.5)},
+        rewrite=published(shared_intermediate_size=0, rotary_dim=8),
+    ),
+    Tiny("olmoe", "olmoe", {**EXPERTS, "intermediate_size": 40, "norm_topk_prob": True, **rope()}),
+    Tiny(
+        "ernie4_5_moe",
+        "ernie4_5_moe",
+        {
+            "num_hidden_layers": 4,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 40,
+            "moe_num_shared_experts": 2,
+            "moe_layer_end_index": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            **rope(),
+        },
+    ),
+    Tiny(
+        "ernie4_5_moe-published",
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 4, "moe_intermediate_size": 24, "moe_num_shared_experts": 0, **rope()},
+        rewrite=published(moe_layer_end_index=28, moe_layer_interval=1, moe_capacity=[4, 4, 4], use_bias=False),
+    ),
+    Tiny(
+        "granitemoehybrid",
+        "granitemoehybrid",
+        {**GRANITE_4, "num_local_experts": 0, "position_embedding_type": "rope", **rope()},
+        rewrite=published(layer_types=["attention"] * 3),
+    ),
+    Tiny(
+        "granitemoehybrid-experts",
+        "granitemoehybrid",
+        {**GRANITE_4, "num_local_experts": 4, "tie_word_embeddings": True},
+    ),
+    Tiny(
+        "hunyuan_v1_dense-alpha",
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            **rope("dynamic", alpha=1000.0, factor=1.0),
+        },
+    ),
+    Tiny("olmoe-one-expert", "olmoe", {**EXPERTS, "num_experts_per_tok": 1, "intermediate_size": 24, **YARN}),
 ]

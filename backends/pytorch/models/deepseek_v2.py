@@ -9,7 +9,7 @@ from ..latent import LatentLayer
 from ..layers import Decoder
 from ..weights import Weights
 
-LAYOUT = ExpertLayout(shared="shared_experts")
+LAYOUT = ExpertLayout(shared="mlp.shared_experts")
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:

@@ -9,7 +9,7 @@ from ..latent import LatentLayer
 from ..layers import Decoder
 from ..weights import Weights
 
-LAYOUT = ExpertLayout(shared="shared_experts", correction="gate.e_score_correction_bias")
+LAYOUT = ExpertLayout(shared="mlp.shared_experts", correction="gate.e_score_correction_bias")
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:

@@ -4,6 +4,7 @@ neighbouring dimensions."""
 from __future__ import annotations
 
 from ....engine.files.model_config import ModelConfig
+from ..experts import MERGED
 from ..layers import AttentionLayer, Decoder, Norms
 from ..weights import Weights
 
@@ -12,6 +13,6 @@ NORMS = Norms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_la
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
     def layer(index: int) -> AttentionLayer:
-        return AttentionLayer(weights, config, index, gate_up=("gate_up_proj",), norms=NORMS, rotation="interleaved")
+        return AttentionLayer(weights, config, index, mlp_names=MERGED, norms=NORMS, rotation="interleaved")
 
     return Decoder(weights, config, context, layer)

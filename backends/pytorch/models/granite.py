@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ....engine.files.model_config import ModelConfig
+from ....kernels.ops.mlp import Mlp
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
+    return build_with(weights, config, context, lambda index: None)
+
+
+def build_with(weights: Weights, config: ModelConfig, context: int, mlp: Callable[[int], Mlp | None]) -> Decoder:
+    """A model whose layers have the MLPs that `mlp` returns; see AttentionLayer."""
     # The model computes the residual stream divided by residual_scale, so layers add their outputs without a factor.
     # A norm of a scaled stream is the same if its epsilon is scaled by the square.
     factor = 1.0 / config.residual_scale
@@ -18,6 +25,6 @@ def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
         weights,
         scaled,
         context,
-        lambda index: AttentionLayer(weights, scaled, index),
+        lambda index: AttentionLayer(weights, scaled, index, mlp=mlp(index)),
         stream_scale=config.embedding_scale * factor,
     )

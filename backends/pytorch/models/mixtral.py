@@ -10,9 +10,13 @@ from ..weights import Weights
 PUBLISHED = ExpertLayout(mlp="block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
+def layout_of(weights: Weights) -> ExpertLayout:
+    """The names in published files, or those of transformers 5."""
+    return ExpertLayout() if "model.layers.0.mlp.gate.weight" in weights.tensors else PUBLISHED
+
+
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
-    is_renamed = "model.layers.0.mlp.gate.weight" in weights.tensors
-    layout = ExpertLayout() if is_renamed else PUBLISHED
+    layout = layout_of(weights)
 
     def layer(index: int) -> AttentionLayer:
         return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, layout))

@@ -87,6 +87,19 @@ VALUES: dict[str, Any] = {
     "scoring_func": None,
     "moe_layer_freq": 1,
     "mlp_layer_types": None,
+    "use_bias": True,
+    "clip_qkv": None,
+    "position_embedding_type": "rope",
+    "rotary_dim": 8,
+    "layers_block_type": None,
+    "shared_intermediate_size": 48,
+    "moe_k": None,
+    "moe_num_experts": None,
+    "moe_num_shared_experts": 3,
+    "moe_layer_start_index": 2,
+    "moe_layer_end_index": 6,
+    "moe_layer_interval": 2,
+    "moe_norm_min": 1e-9,
     "kv_lora_rank": 40,
     "q_lora_rank": 30,
     "qk_nope_head_dim": 24,
@@ -122,6 +135,8 @@ FLAT = [
 ]
 BETA = {"llama_4_scaling_beta": 0.2}
 MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+ATTENTION = {"layer_types": ["attention"] * 8, "mamba_n_heads": 4}
+NO_EXPERTS = {"num_experts": None}
 LAYERS = ["full_attention", "sliding_attention"] * 4
 DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
 SCALED = [variant for variant in FLAT if LONG not in variant.values()]
@@ -147,6 +162,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rope_scaling": LINEAR, "rope_parameters": TWO_KINDS},
         {"rope_parameters": {"full_attention": {**YARN, "original_max_position_embeddings": 300}}},
     ],
+    "dots1": [{"num_experts": None, "n_routed_experts": 16, "max_window_layers": 4}],
+    "ernie4_5": [{}, {"use_bias": False, "tie_word_embeddings": False}],
+    "ernie4_5_moe": [{**NO_EXPERTS, "num_experts_per_tok": None, "moe_num_experts": 12, "moe_k": 3, "use_bias": None}],
     "exaone4": [
         {"sliding_window_pattern": 2},
         {"sliding_window_pattern": "LG", "layer_types": LAYERS, "rope_parameters": LLAMA3},
@@ -160,6 +178,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "glm4": [variant for variant in FLAT if LONG not in variant.values()],
     "granite": FLAT,
+    "granitemoe": [{"num_experts": None, "num_local_experts": 6}],
+    "granitemoehybrid": [
+        {"num_experts": None, "num_local_experts": 6, **ATTENTION},
+        {"num_experts": None, "num_local_experts": 0, "position_embedding_type": None, **ATTENTION},
+    ],
+    "hunyuan_v1_dense": [{}],
     "llama": FLAT,
     "ministral3": [
         {},
@@ -170,8 +194,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {**LINEAR, "original_max_position_embeddings": 300, **BETA}},
         {"rope_scaling": {**YARN, **BETA}},
     ],
+    "minimax_m2": [{"vocab_size": 220_000, "num_experts": None, "num_local_experts": 12}],
     "mistral": FLAT,
     "olmo2": FLAT,
+    "olmoe": [{}],
     "olmo3": [{}, {"rope_scaling": {**YARN, "attention_factor": 1.2}}, {"rope_parameters": TWO_KINDS}],
     "qwen2_5_vl_text": [{}, {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}],
     "qwen2_vl_text": [{}],
@@ -299,7 +325,8 @@ def test_two_sizes_of_the_rotated_part_are_refused() -> None:
 
 
 def _default_size(family: str, key: str) -> int:
-    return {"vocab_size": FAMILIES[family].vocab, "num_attention_heads": FAMILIES[family].heads}.get(key, 0)
+    one = FAMILIES[family]
+    return {"vocab_size": one.vocab, "num_attention_heads": one.heads, "intermediate_size": one.inner}.get(key, 0)
 
 
 @pytest.mark.parametrize(("family", "index"), FIELDS)
