@@ -254,4 +254,5 @@ NEW: list[Tiny] = [
         rewrite=as_type("joyai_llm_flash"),
     ),
 ]
-TWINS = [*NEW, *PAGES]
+REFUSED_TYPES = ("ernie4_5_moe", "granitemoehybrid")  # architectures of PAGES that mlx-lm does not compute
+TWINS = [*NEW, *(page for page in PAGES if page.model_type not in REFUSED_TYPES)]
