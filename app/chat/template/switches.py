@@ -12,8 +12,8 @@ from typing import Any
 
 from ...frames import Reasoning
 
-_TAG = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
-_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+# A string, to its end or that of the template: a search for the end of each one would take quadratic time.
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z)""", re.DOTALL)
 _NAME = re.compile(r"(?<![\w.])[a-z]\w*")  # no attribute
 _ON_OFF = ("enable_thinking", "thinking")
 _HARMONY: Mapping[Reasoning, str] = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -35,7 +35,8 @@ def switches(
     A template may have a variable with levels, `reasoning_effort`, and one of `enable_thinking` and `thinking`, which
     is true for every level except none and minimal.
     """
-    names = set(_NAME.findall(_STRING.sub("", " ".join(_TAG.findall(template)))))
+    tags = (part.partition("%}")[0].partition("}}")[0] for part in re.split(r"\{[{%]", template)[1:])
+    names = set(_NAME.findall(_STRING.sub("", " ".join(tags))))
     chosen = Switches(ignored=[name for name in kwargs if name not in names])
     if reasoning is not None:
         _add_reasoning(chosen, names, reasoning, is_harmony=is_harmony)

@@ -50,3 +50,9 @@ def test_variables_of_the_client_precede_and_unknown_ones_are_reported() -> None
     assert chosen.variables == {"enable_thinking": True, "date_string": "x"}
     assert chosen.ignored == ["date_string", "verbosity"]
     assert switches("{{ verbosity }}", {}, None, "low", is_harmony=False).variables == {"verbosity": "low"}
+
+
+@pytest.mark.parametrize("part", ["{{", "{{'", "'\\", "{{\"\\'", "{% '"])
+def test_a_hostile_template_takes_linear_time(part: str) -> None:
+    """Quadratic time would be minutes."""
+    assert switches(part * (2**18 // len(part)), {}, "low", None, is_harmony=False).ignored == ["reasoning"]
