@@ -115,6 +115,7 @@ class Embed(Frame):
     id: str
     input: str | list[int]
     dimensions: int | None = None  # numbers in the vector; None: those of the model
+    truncate: bool = False  # cut a text that is longer than the context; False: refuse it
     adapter: str | None = None  # as in Generate
     adapter_scale: float = 1.0
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -31,7 +33,30 @@ GROUP_INPUTS = 64
 GROUP_LENGTH = 2**16  # characters and token ids of all inputs; one input may have more
 
 
-class EmbeddingBody(TargetBody, kw_only=True):
+class VectorBody(TargetBody, kw_only=True):
+    """The fields of all protocols for vectors."""
+
+    def frames(self, request_id: str) -> list[Embed]:
+        """The request as one frame per input for a worker. Raises InvalidRequest."""
+        raise NotImplementedError
+
+    def document(self, computed: Computed) -> bytes:
+        """The reply as JSON. May take long."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The vectors [size] of the inputs as float32 bytes, little endian, and the facts of the reply."""
+
+    model: str
+    vectors: Sequence[bytes]
+    tokens: int
+    warnings: Sequence[str]
+    seconds: float
+
+
+class EmbeddingBody(VectorBody, kw_only=True):
     """POST /v1/embeddings."""
 
     REFUSED: ClassVar[dict[str, str]] = {"encoding_format": "supported: float and base64"}
@@ -54,11 +79,27 @@ class EmbeddingBody(TargetBody, kw_only=True):
             return EmbeddingEntry(index=index, embedding=base64.b64encode(vector).decode())
         return EmbeddingEntry(index=index, embedding=list(struct.unpack(f"<{len(vector) // 4}f", vector)))
 
+    def document(self, computed: Computed) -> bytes:
+        usage = EmbeddingUsage(prompt_tokens=computed.tokens, total_tokens=computed.tokens)
+        reply = EmbeddingList(data=[], model=computed.model, usage=usage)
+        if computed.warnings:
+            reply.warnings = list(computed.warnings)
+        # Each entry is encoded alone: the encoder holds the interpreter lock.
+        entries = [msgspec.json.encode(self.entry(index, vector)) for index, vector in enumerate(computed.vectors)]
+        return msgspec.json.encode(reply).replace(b'"data":[]', b'"data":[%s]' % b",".join(entries), 1)
+
 
 class Embeddings:
-    """The ASGI app of the route. `check_admin`: as in Exchange."""
+    """The ASGI app of a route with bodies of type `kind`. `check_admin`: as in Exchange."""
 
-    def __init__(self, models: Models, metrics: Metrics, check_admin: Callable[[Scope], None]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        metrics: Metrics,
+        check_admin: Callable[[Scope], None],
+        kind: type[VectorBody] = EmbeddingBody,
+    ) -> None:
+        self.kind = kind
         self.models = models
         self.metrics = metrics
         self.check_admin = check_admin
@@ -67,7 +108,7 @@ class Embeddings:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"embd-{uuid.uuid4().hex}"
         body, requests = await read_converted(
-            scope, receive, EmbeddingBody, self.limit, lambda body: body.frames(request_id)
+            scope, receive, self.kind, self.limit, lambda body: body.frames(request_id)
         )
         policy = Policy(self.models.settings.strict_fields)
         policy.add(ignored_in(body))
@@ -76,11 +117,12 @@ class Embeddings:
         document = await unless_gone(receive, self._compute(body, requests, is_local(scope)))
         await Response(document, headers=policy.headers, media_type="application/json")(scope, receive, send)
 
-    async def _compute(self, body: EmbeddingBody, requests: Sequence[Embed], local: bool) -> bytes:
+    async def _compute(self, body: VectorBody, requests: Sequence[Embed], local: bool) -> bytes:
         """The reply as JSON."""
+        started = time.perf_counter()
         vectors: dict[str, bytes] = {}
         tokens = 0
-        name = ""
+        name = body.model or ""
         warnings: list[str] = []
         groups = group_inputs(requests, min(GROUP_INPUTS, self.models.settings.max_queue))
         for number, group in enumerate(groups, 1):
@@ -90,11 +132,9 @@ class Embeddings:
             name = f"{stream.info.model}:{stream.adapter}" if stream.adapter else stream.info.model
             tokens += await self._collect(stream, vectors, is_last=number == len(groups))
             warnings += [warning for warning in stream.warnings if warning not in warnings]
-        reply = EmbeddingList(data=[], model=name, usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens))
-        if warnings:
-            reply.warnings = warnings
         ordered = [vectors[request.id] for request in requests]
-        return await asyncio.to_thread(_document, reply, body, ordered)
+        seconds = time.perf_counter() - started
+        return await asyncio.to_thread(body.document, Computed(name, ordered, tokens, warnings, seconds))
 
     async def _collect(self, stream: Stream, vectors: dict[str, bytes], *, is_last: bool) -> int:
         """Add the vectors of a group, by frame id, to `vectors`. Returns the number of tokens of the group.
@@ -133,12 +173,6 @@ def group_inputs(requests: Sequence[Embed], max_inputs: int) -> list[list[Embed]
             length = len(request.input)
         groups[-1].append(request)
     return groups
-
-
-def _document(reply: EmbeddingList, body: EmbeddingBody, vectors: Sequence[bytes]) -> bytes:
-    """A reply with these vectors as JSON. Each entry is encoded alone: the encoder holds the interpreter lock."""
-    entries = [msgspec.json.encode(body.entry(index, vector)) for index, vector in enumerate(vectors)]
-    return msgspec.json.encode(reply).replace(b'"data":[]', b'"data":[%s]' % b",".join(entries), 1)
 
 
 def _tokens(reply: object) -> int:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AppError, Stopping
-from ..frames import Finished, Generate, ModelInfo, Piece
+from ..frames import AskStats, Finished, Generate, ModelInfo, Piece
 from . import keep_alive
 from .answers import SERVER_SENT, Answer, ChatAnswer, CompletionAnswer, Framing, Head
 from .body import Body, ClientGone, is_local, read_converted
@@ -44,7 +44,8 @@ SSE_HEADERS = stream_headers(SERVER_SENT)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for answers in the terms of the daemon. Every protocol converts its bodies to it.
+    """A request for answers in the terms of the daemon. Every protocol converts its bodies to it. Without requests, the
+    model is only loaded, and the answer has no pieces.
 
     `answer`: makes the writer of the reply when the worker has accepted the request. `explain`: converts an error of
     the worker to one that names the parameters of the protocol. `fields`: the fields of the protocol for names of
@@ -124,10 +125,11 @@ class Exchange:
         await unless_gone(receive, self._answer(asked, policy, scope, receive, send))
 
     async def _answer(self, asked: Asked, policy: Policy, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = len(asked.requests) * asked.requests[0].n
+        frames: Sequence[Request] = asked.requests or [AskStats(id=asked.id)]
+        choices = sum(request.n for request in asked.requests)
         try:
             stream = await open_stream(
-                self.models, self.metrics, asked.body, asked.requests, weight=choices, local=is_local(scope)
+                self.models, self.metrics, asked.body, frames, weight=choices, local=is_local(scope)
             )
         except AppError as error:
             raise asked.explain(error) from None

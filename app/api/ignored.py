@@ -15,6 +15,11 @@ from ..errors import UnsupportedParameter
 from .body import WireBody
 
 HEADER = "x-localllm-ignored"
+# Ollama's options of the load of a model.
+LOAD_OPTIONS = (
+    "draft_num_predict embedding_only f16_kv logits_all low_vram main_gpu num_batch num_ctx num_gpu num_thread numa "
+    "use_mlock use_mmap vocab_only"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Ignored:
 _CACHE = "All requests share the prefix cache."
 _LABEL = "A label for the accounts of a provider."
 _STORED = "Answers are not stored."
+_LOADED = "The settings decide how a model is loaded."
 _OFF = "The sampler of this parameter is off."
 
 # Path of a field -> why it is ignored. A path goes through objects and all items of lists.
@@ -48,6 +54,10 @@ IGNORED: Mapping[str, Ignored] = {
     "metadata": Ignored(_LABEL),
     "mirostat_eta": Ignored(_OFF),
     "mirostat_tau": Ignored(_OFF),
+    **{f"options.{name}": Ignored(_LOADED) for name in LOAD_OPTIONS},
+    "options.mirostat_eta": Ignored(_OFF),
+    "options.mirostat_tau": Ignored(_OFF),
+    "options.num_keep": Ignored("A conversation is never cut."),
     "priority": Ignored("The daemon serves its clients in a fair order.", (0,)),
     "prompt_cache_key": Ignored(_CACHE),
     "prompt_cache_options": Ignored(_CACHE),
@@ -71,6 +81,7 @@ BY_TEMPLATE: Mapping[str, str] = {
     "output_config": "The template has no switch for reasoning.",
     "reasoning": "The template has no switch for reasoning.",
     "reasoning_effort": "The template has no switch for reasoning.",
+    "think": "The template has no switch for reasoning.",
     "thinking": "The template has no switch for reasoning.",
     "verbosity": "The template has no switch for the length of answers.",
 }

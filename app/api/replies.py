@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ..errors import AppError, OutOfMemory, Overloaded, Stopping, Unauthorized, WorkerDied
 from .anthropic.replies import error_body as message_error
+from .ollama.errors import error_body as ollama_error
 
 RETRY_AFTER_SECONDS = "1"
 
@@ -205,7 +206,11 @@ def error_body(error: AppError) -> bytes:
 
 
 # The errors below a path have the form of its protocol. All others have OpenAI's.
-ERROR_BODIES: dict[str, Callable[[AppError], bytes]] = {"/v1/messages": message_error, "/messages": message_error}
+ERROR_BODIES: dict[str, Callable[[AppError], bytes]] = {
+    "/v1/messages": message_error,
+    "/messages": message_error,
+    "/api": ollama_error,
+}
 
 
 def error_response(error: AppError, path: str, headers: dict[str, str] | None = None) -> Response:

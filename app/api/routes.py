@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
@@ -40,6 +40,9 @@ from .events import EventStream, Report
 from .exchange import CHAT, COMPLETION, Exchange
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
+from .ollama import answer as ollama
+from .ollama.library import Library
+from .ollama.vectors import EmbedBody, EmbeddingsBody
 from .openai import DetokenizeBody, TokenizeBody
 from .openapi import describe
 from .replies import error_response
@@ -87,7 +90,23 @@ class _Api:
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
         ]
+        jobs = Jobs()
+        library = Library(self.models, jobs, self.limit)
+        ollama_routes: list[tuple[str, str, Any]] = [
+            ("POST", "/api/chat", Exchange(self.models, self.metrics, ollama.CHAT, VERSION, check)),
+            ("POST", "/api/generate", Exchange(self.models, self.metrics, ollama.GENERATE, VERSION, check)),
+            ("POST", "/api/embed", Embeddings(self.models, self.metrics, check, EmbedBody)),
+            ("POST", "/api/embeddings", Embeddings(self.models, self.metrics, check, EmbeddingsBody)),
+            ("GET", "/api/version", library.version),
+            ("GET", "/api/tags", library.tags),
+            ("GET", "/api/ps", library.loaded),
+            ("POST", "/api/show", library.show),
+            ("POST", "/api/pull", self.for_admin(library.pull)),
+            ("POST", "/api/copy", self.for_admin(library.copy)),
+            ("DELETE", "/api/delete", self.for_admin(library.delete)),
+        ]
         daemon_routes: list[tuple[str, str, Any]] = [
+            ("GET", "/", self.root),
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.figures),
             ("GET", "/openapi.json", self.openapi),
@@ -99,7 +118,7 @@ class _Api:
             ("POST", "/admin/shutdown", self.for_admin(self.shutdown)),
         ]
         adapters = AdapterRoutes(self.models, self.limit)
-        store = StoreRoutes(self.models, Jobs(), self.limit)
+        store = StoreRoutes(self.models, jobs, self.limit)
         daemon_routes += [
             ("GET", "/admin/catalog", self.for_admin(store.catalog)),
             ("GET", "/admin/downloads", self.for_admin(store.downloads)),
@@ -121,7 +140,7 @@ class _Api:
             ("GET", "/lora-adapters", self.for_admin(adapters.entries)),
             ("POST", "/lora-adapters", self.for_admin(adapters.set_scales)),
         ]
-        routes = daemon_routes + openai_routes
+        routes = daemon_routes + openai_routes + ollama_routes
         routes += [(method, f"/v1{path}", endpoint) for method, path, endpoint in openai_routes]
         return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
 
@@ -133,6 +152,10 @@ class _Api:
             return await endpoint(request)
 
         return guarded
+
+    async def root(self, request: Request) -> Response:
+        """GET /: Ollama's clients look for this text to find a server."""
+        return PlainTextResponse("Ollama is running")
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "stopping" if self.models.stopping else "ok", "version": VERSION})

@@ -72,7 +72,10 @@ def prepare_embedding(frame: Embed, model: OpenModel) -> Embedding:
     ids = prompt.ids
     limit = min(model.runner.spec.max_context, pooling.max_tokens or model.runner.spec.max_context)
     if len(ids) > limit:
-        raise too_long(limit, len(ids), "input")
+        if not frame.truncate:
+            raise too_long(limit, len(ids), "input")
+        end = added_around(model.tokenizer)[1]
+        ids = (*ids[: limit - len(end)], *end)
     return Embedding(frame, [Request(f"{frame.id}/0", ids, 0, wants_hidden=True)], pooling, prompt.warnings)
 
 

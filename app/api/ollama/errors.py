@@ -1,0 +1,12 @@
+"""Errors in the form of Ollama: one text."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...errors import AppError
+
+
+def error_body(error: AppError) -> bytes:
+    text = f"{error.message} ({error.hint})" if error.hint else error.message
+    return msgspec.json.encode({"error": text, "code": error.code})
