@@ -52,7 +52,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "KV cache and batches": tuple("cache_dtype cache_mib max_rows".split()),
     "GGUF models": tuple("gpu_layers cache_layout rope_scaling rope_scale rope_base".split()),
     "LoRA adapters": ("adapter_slots", "adapter_rank"),
-    "Network and access": tuple("host port api_key allowed_hosts allowed_origins max_queue strict_fields".split()),
+    "Network and access": tuple(
+        "host port ollama_port api_key allowed_hosts allowed_origins max_queue strict_fields".split()
+    ),
 }
 
 SWITCH = {"true": True, "false": False}
@@ -137,6 +139,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str, Meta(description="Address of the daemon; an address other than loopback requires an API key.")
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port of the daemon; 0: any free port.")] = DEFAULT_PORT
+    ollama_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="A second TCP port, on loopback, for Ollama's clients, which expect 11434; 0: none.",
+        ),
+    ] = 0
     api_key: Annotated[
         str, Meta(description="API key for TCP clients; empty: none on loopback, a generated key otherwise.")
     ] = ""

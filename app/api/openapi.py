@@ -9,9 +9,15 @@ import msgspec
 from . import admin, embeddings, ignored, openai, replies
 from .anthropic import body as anthropic
 from .anthropic import replies as message
+from .ollama import bodies as ollama
+from .ollama import library, vectors
+from .ollama.errors import ErrorText
 
 TEMPLATE = "#/components/schemas/{name}"
 Reply = Any  # a type, or a union of types
+AnyObject = dict[str, Any]
+METHODS = {"/api/delete": "delete"}  # of the routes with a body that are not POST
+TEXTS = ("/", "/metrics")  # routes whose reply is plain text
 BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
     "/v1/chat/completions": (
         openai.ChatBody,
@@ -38,6 +44,26 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
         "Compute the vectors of texts (embedding models)",
         {"application/json": replies.EmbeddingList},
     ),
+    "/api/chat": (
+        ollama.OllamaChatBody,
+        "Answer a conversation (Ollama's API)",
+        {"application/json": AnyObject, "application/x-ndjson": AnyObject},
+    ),
+    "/api/generate": (
+        ollama.GenerateBody,
+        "Answer a prompt (Ollama's API)",
+        {"application/json": AnyObject, "application/x-ndjson": AnyObject},
+    ),
+    "/api/embed": (vectors.EmbedBody, "Compute the vectors of texts (Ollama's API)", {}),
+    "/api/embeddings": (vectors.EmbeddingsBody, "Compute the vector of a text (Ollama's API)", {}),
+    "/api/show": (library.ShowBody, "Show a model (Ollama's API)", {}),
+    "/api/pull": (
+        library.PullBody,
+        "Download a model (Ollama's API; unix socket or API key)",
+        {"application/json": AnyObject, "application/x-ndjson": AnyObject},
+    ),
+    "/api/copy": (library.CopyBody, "Make an alias of a model (Ollama's API; unix socket or API key)", {}),
+    "/api/delete": (library.NamedBody, "Delete a model (Ollama's API; unix socket or API key)", {}),
     "/v1/tokenize": (openai.TokenizeBody, "Convert a text or a conversation to token ids", {}),
     "/v1/detokenize": (openai.DetokenizeBody, "Convert token ids to text", {}),
     "/v1/load_lora_adapter": (admin.LoadAdapterBody, "Load an adapter (unix socket or API key)", {}),
@@ -47,6 +73,10 @@ READS = {
     "/v1/models": "List the models",
     "/v1/models/{id}": "One of them",
     "/lora-adapters": "List the adapters (unix socket or API key)",
+    "/api/tags": "List the models (Ollama's API)",
+    "/api/ps": "List the loaded models (Ollama's API)",
+    "/api/version": "Version of the daemon (Ollama's API)",
+    "/": "A text by which Ollama's clients find a server",
     "/health": "State of the daemon (needs no key)",
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This description",
@@ -61,7 +91,7 @@ IGNORED_HEADER = {
 
 def describe(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
-    types: list[Reply] = [replies.ErrorBody, admin.AdapterScale]
+    types: list[Reply] = [replies.ErrorBody, ErrorText, admin.AdapterScale]
     for body, _, responses in BODIES.values():
         types += [body, *responses.values()]
     schemas, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
@@ -70,10 +100,10 @@ def describe(version: str) -> dict[str, Any]:
     for path, (body, summary, responses) in BODIES.items():
         content = {media: {"schema": schema_of[kind]} for media, kind in responses.items()} or {"application/json": {}}
         request = {"required": True, "content": {"application/json": {"schema": schema_of[body]}}}
-        paths[path] = {"post": _operation(summary, content) | {"requestBody": request}}
+        paths[path] = {METHODS.get(path, "post"): _operation(summary, content, path) | {"requestBody": request}}
     for path, summary in READS.items():
-        media = "text/plain" if path == "/metrics" else "application/json"
-        paths[path] = {"get": _operation(summary, {media: {}})}
+        media = "text/plain" if path in TEXTS else "application/json"
+        paths[path] = {"get": _operation(summary, {media: {}}, path)}
     paths["/v1/models/{id}"]["get"]["parameters"] = [
         {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
@@ -98,8 +128,9 @@ def describe(version: str) -> dict[str, Any]:
     }
 
 
-def _operation(summary: str, content: dict[str, Any]) -> dict[str, Any]:
-    error = {"description": "Error", "content": {"application/json": {"schema": _ref(replies.ErrorBody)}}}
+def _operation(summary: str, content: dict[str, Any], path: str = "") -> dict[str, Any]:
+    kind = ErrorText if path.startswith("/api/") else replies.ErrorBody
+    error = {"description": "Error", "content": {"application/json": {"schema": _ref(kind)}}}
     success = {"description": summary, "content": content, "headers": {ignored.HEADER: IGNORED_HEADER}}
     return {"summary": summary, "responses": {"200": success, "default": error}}
 

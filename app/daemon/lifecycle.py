@@ -39,10 +39,12 @@ class Announcement:
 
     url: str
     key_file: str = ""  # file of the generated key; empty: no key, or the key of the settings
+    ollama_port: int = 0  # 0: none
 
     def __str__(self) -> str:
         key = f"; clients need the API key in {self.key_file}" if self.key_file else ""
-        return f"localllm {VERSION} is listening at {self.url}{key}"
+        more = f", and for Ollama's clients at port {self.ollama_port} on loopback" if self.ollama_port else ""
+        return f"localllm {VERSION} is listening at {self.url}{more}{key}"
 
 
 def serve(settings: Settings) -> int:
@@ -61,7 +63,9 @@ def run(
     """Run the daemon until SIGTERM, SIGINT or POST /admin/shutdown. Calls `on_ready` when it accepts requests."""
     owner = Owner()
     try:
-        with bind_tcp(settings) as tcp, bind_unix() as unix:
+        with contextlib.ExitStack() as sockets:
+            tcp = [sockets.enter_context(listener) for listener in bind_tcp(settings)]
+            unix = sockets.enter_context(bind_unix())
             asyncio.run(_serve(settings, owner, tcp, unix, on_ready, worker_command))
     finally:
         paths.socket_file().unlink(missing_ok=True)
@@ -71,15 +75,16 @@ def run(
 async def _serve(
     settings: Settings,
     owner: Owner,
-    tcp: socket.socket,
+    tcp: list[socket.socket],
     unix: socket.socket,
     on_ready: Callable[[Announcement], None],
     worker_command: Sequence[str],
 ) -> None:
-    address, port = tcp.getsockname()[:2]
+    address, port = tcp[0].getsockname()[:2]
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     key = tcp_key(settings, address)
-    announcement = Announcement(url, key_file="" if key == settings.api_key else str(paths.api_key_file()))
+    key_file = "" if key == settings.api_key else str(paths.api_key_file())
+    announcement = Announcement(url, key_file, settings.ollama_port)
     stop = asyncio.Event()
     second_signal = asyncio.Event()  # a second signal ends the wait for running answers
     models = LoadedModels(settings, command=worker_command)
@@ -112,7 +117,7 @@ async def _serve(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (second_signal if stop.is_set() else stop).set())
-    serving = asyncio.create_task(server.serve(sockets=[tcp, unix]))
+    serving = asyncio.create_task(server.serve(sockets=[*tcp, unix]))
     await _first(asyncio.shield(serving), stop.wait())
     for preload in preloads:
         preload.cancel()

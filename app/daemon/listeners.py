@@ -13,16 +13,29 @@ import psutil
 
 from .. import paths
 from ..config import Settings
-from ..errors import ConfigError, PortTaken, StorageFailed
+from ..errors import AppError, ConfigError, PortTaken, StorageFailed
 
 UNREAD_SECONDS = 120  # maximum time without an acknowledgement of sent data; then the kernel closes the TCP connection
+LOOPBACK = "127.0.0.1"
 MAX_SOCKET_PATH = 103  # bytes; the limit of macOS, which is lower than the limit of Linux
 
 
-def bind_tcp(settings: Settings) -> socket.socket:
-    """A listening socket at the host and port of the settings. Raises PortTaken or ConfigError."""
-    host = settings.host
-    port = settings.port
+def bind_tcp(settings: Settings) -> list[socket.socket]:
+    """The listening sockets: at the host and port of the settings, and on loopback at the port for Ollama's clients,
+    if the settings have one. Raises PortTaken or ConfigError."""
+    listeners = [_bind(settings.host, settings.port, "port")]
+    if settings.ollama_port:
+        try:
+            listeners.append(_bind(LOOPBACK, settings.ollama_port, "ollama_port"))
+        except AppError:
+            listeners[0].close()
+            raise
+    return listeners
+
+
+def _bind(host: str, port: int, setting: str) -> socket.socket:
+    """A listening socket. `setting`: that of the port, for the hint of an error."""
+    flag = f"--{setting.replace('_', '-')}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -39,7 +52,8 @@ def bind_tcp(settings: Settings) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(
                 f"port {port} on {host} is in use{_listening_process(port)}",
-                hint="use another port: setting port, LOCALLLM_PORT or serve --port; 0: any free port",
+                hint=f"use another port: setting {setting}, LOCALLLM_{setting.upper()} or serve {flag}"
+                + ("; 0: any free port" if setting == "port" else ""),
             ) from None
         raise ConfigError(f"cannot listen at {host} port {port}: {error.strerror}") from None
     return listener

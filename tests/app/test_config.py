@@ -217,6 +217,7 @@ def test_defaults_of_all_settings() -> None:
         "adapter_rank": 16,
         "host": "127.0.0.1",
         "port": 11811,
+        "ollama_port": 0,
         "api_key": "",
         "allowed_hosts": (),
         "allowed_origins": (),

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from localllm.app import frames, paths
-from localllm.app.api import routes
+from localllm.app.api import openapi, routes
 from localllm.app.api.admin import AdapterEntry, LoadedModel, LoadFlags
 from localllm.app.api.routes import Address
 from localllm.app.api.stream import Stream
@@ -273,6 +273,18 @@ async def test_disconnect_ends_the_events_of_a_load(models: FakeModels) -> None:
     await events.aclose()
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
+
+
+def test_every_route_is_in_the_openapi_document(models: FakeModels) -> None:
+    """Except those of the commands, and other names of a route."""
+    paths = openapi.describe("1")["paths"]
+    known = {(method.upper(), path) for path, operations in paths.items() for method in operations}
+    known |= {(method, path.removeprefix("/v1")) for method, path in known}
+    made = routes.routes(models, Address())  # type: ignore[arg-type]
+    served = {
+        (method, route.path.replace("{id:path}", "{id}")) for route in made for method in route.methods - {"HEAD"}
+    }
+    assert {(method, path) for method, path in served if not path.startswith("/admin/")} == known
 
 
 async def test_unknown_route_error_names_the_route(client: httpx.AsyncClient) -> None:

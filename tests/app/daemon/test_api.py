@@ -354,6 +354,7 @@ def test_openapi_describes_the_replies(daemon: Daemon) -> None:
 
     check(daemon.chat("call").json(), "ChatCompletion")
     check(daemon.chat("refuse").json(), "ErrorBody")
+    check(httpx.post(f"{daemon.url}/api/chat", json={}).json(), "ErrorText")
     for event in events(daemon.chat("think", stream=True, stream_options={"include_usage": True})):
         check(event, "Chunk")
     check({"messages": say("x"), "temperature": 1, "stop": ["a"]}, "ChatBody")

@@ -76,7 +76,8 @@ def test_key_that_cannot_be_written_is_an_error(key_file: Path) -> None:
 
 
 def test_bind_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    with bind_tcp(Settings(port=0)) as listener:
+    (listener,) = bind_tcp(Settings(port=0))
+    with listener:
         port = listener.getsockname()[1]
         assert port
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
@@ -87,6 +88,20 @@ def test_bind_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("192.0.2.1", "no..host"):
         with pytest.raises(ConfigError, match=host):
             bind_tcp(Settings(host=host, port=0))
+
+
+def test_second_port_is_on_loopback() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        taken.listen()
+        with pytest.raises(PortTaken, match=f"port {port} ") as refused:
+            bind_tcp(Settings(host="0.0.0.0", port=0, ollama_port=port))
+        assert "ollama_port" in refused.value.hint
+    first, second = bind_tcp(Settings(host="0.0.0.0", port=0, ollama_port=port))
+    with first, second:
+        assert first.getsockname()[0] == "0.0.0.0"
+        assert second.getsockname() == ("127.0.0.1", port)
 
 
 def test_bind_unix(runtime: Path) -> None:

@@ -133,10 +133,10 @@ def test_embeddings(client: ollama.Client) -> None:
     vectors = client.embed(MODEL, ["a", "bb"])
     assert [list(vector)[:1] for vector in vectors.embeddings] == [[1.0], [2.0]]
     assert (vectors.model, vectors.prompt_eval_count) == (MODEL, 3)
-    assert list(client.embed(MODEL, "ccc").embeddings[0])[0] == 3.0
+    assert client.embed(MODEL, "ccc").embeddings[0][0] == 3.0
     assert client.embed(MODEL, "c", dimensions=5).embeddings[0][2] == 5.0
     assert client.embed(MODEL, []).embeddings == []
-    assert list(client.embeddings(MODEL, "dddd").embedding)[0] == 4.0
+    assert client.embeddings(MODEL, "dddd").embedding[0] == 4.0
 
 
 def test_models(client: ollama.Client, daemon: Daemon) -> None:
