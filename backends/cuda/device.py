@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -24,6 +25,7 @@ from ...kernels.ops.register import usable
 from ...kernels.triton.problem import triton_problem
 from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
+from ..pytorch.gpu import triton
 from ..pytorch.gpu.memory import GpuMemory
 from ..pytorch.graphs.cuda import CudaRecorder
 from ..pytorch.opening import open_runner, plan_memory, with_self_test
@@ -88,9 +90,7 @@ def _versions() -> Iterator[str]:
     if triton_problem():
         yield "no Triton"
     else:
-        import triton
-
-        yield triton.__version__
+        yield version("triton")
     if not MISSING:
         yield hashlib.sha256(find_cuda_library().read_bytes()).hexdigest()
     yield from filter(None, [gpu_limits().describe()])
@@ -129,9 +129,7 @@ def _missing_kernels() -> Iterator[str]:
     """Warnings about kernels that this machine lacks."""
     if MISSING:
         yield f"the CUDA C++ kernels are not used (slower): {MISSING}"
-    problem = triton_problem()
-    if problem:
-        yield f"the Triton kernels are not used (slower): {problem}"
+    yield from triton.warnings(triton_problem())
 
 
 def _dtype(files: ModelFiles) -> torch.dtype:

@@ -11,9 +11,10 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ..pytorch.gpu.installation import Unusable
 from ..pytorch.models import accepts as accepted_by_torch
 from .gpus import DRIVER
-from .installation import Unusable, rocm, triton_problem, visible
+from .installation import rocm, triton_problem, visible
 
 name = "hip"
 

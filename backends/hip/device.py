@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -17,10 +14,10 @@ from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
+from ..pytorch.gpu import triton
 from ..pytorch.gpu.memory import GpuMemory
 from ..pytorch.graphs.cuda import CudaRecorder
 from ..pytorch.opening import open_runner, plan_memory, with_self_test
-from ..pytorch.selftest import sources_hash
 from ..pytorch.streams import SideStream
 from .gpus import Gpu
 from .installation import rocm, triton_problem, visible
@@ -70,14 +67,13 @@ def plan_on_hip(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 def device_for(files: ModelFiles, gpu: Gpu) -> Device:
     """DEVICE with the values that depend on the model and the GPU. Models with float32 weights are small, or need the
     precision."""
-    problem = triton_problem()
     device = replace(
         DEVICE,
         capability=tuple(gpu.version),
         dtype=torch.float32 if files.config.dtype == "float32" else DEVICE.dtype,
         layer_work=LAUNCH_SECONDS * gpu.multiplications or DEVICE.layer_work,
         step_work=DELAY_SECONDS * gpu.multiplications or DEVICE.step_work,
-        warnings=(f"the Triton kernels are not used (slower): {problem}",) if problem else (),
+        warnings=triton.warnings(triton_problem()),
     )
     if gpu.is_integrated:  # other programs need the memory, too
         device = replace(device, cache_share=0.5, context_share=0.75, meter=SHARED.meter(LIBRARIES, GRAPH))
@@ -88,11 +84,5 @@ def _memory(gpu: Gpu) -> GpuMemory:
     return SHARED if gpu.is_integrated else MEMORY
 
 
-def _versions() -> Iterator[str]:
-    """What the verdicts of the self-test depend on, besides torch and the GPU: ROCm, the driver, Triton and these
-    sources."""
-    yield rocm()
-    yield platform.release()
-    if not triton_problem():
-        yield version("triton")
-    yield sources_hash(Path(__file__).parent)
+def _versions() -> tuple[str, ...]:
+    return rocm(), *triton.versions(triton_problem(), Path(__file__).parent)

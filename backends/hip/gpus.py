@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -101,14 +101,6 @@ def _gpu(sysfs: Path, folder: Path, properties: Mapping[str, int]) -> Gpu:
         is_integrated,
         carved_out,
     )
-
-
-def pci_drivers(sysfs: Path) -> Iterator[tuple[str, str]]:
-    """(device ID, driver) of each AMD GPU on the PCI bus; the driver is empty if there is none."""
-    for folder in sorted((sysfs / "bus" / "pci" / "devices").glob("*")):
-        if text(folder / "vendor") == AMD and text(folder / "class").startswith(KINDS):
-            link = folder / "driver"
-            yield text(folder / "device").removeprefix("0x"), link.resolve().name if link.exists() else ""
 
 
 def _number(file: Path) -> int:

@@ -7,14 +7,14 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
-from ...kernels.triton.problem import compiler_problem
 from ..llamacpp_install import without_torch
 from ..machine import text
-from .gpus import DRIVER, Gpu, Version, gpus, pci_drivers
+from ..pytorch.gpu import installation
+from ..pytorch.gpu.installation import Unusable, package_folder, pci_gpus
+from .gpus import AMD, DRIVER, KINDS, Gpu, Version, gpus
 
 SYSFS = Path("/sys")
 DEVICES = Path("/dev")
@@ -26,10 +26,6 @@ LIBRARIES = "lib/rocblas/library/TensileLibrary_lazy_*.dat"  # in torch: a file 
 TARGETS = frozenset(
     "gfx900 gfx906 gfx908 gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1101 gfx1102 gfx1150 gfx1151 gfx1200 gfx1201".split()
 )
-
-
-class Unusable(Exception):
-    """The machine has no AMD GPU that torch can use. The message is shown to the user."""
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
@@ -51,25 +47,14 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 def triton_problem() -> str:
     """The reason why Triton cannot compile kernels for AMD GPUs; empty if it can."""
-    folder = _folder("triton")
-    if folder is None:
-        return "Triton is not installed"
-    if not (folder / "backends" / "amd").exists():
-        return "the installed Triton has no backend for AMD GPUs"
-    return compiler_problem()
+    return installation.triton_problem("amd", "no backend for AMD GPUs")
 
 
 def rocm() -> str:
     """The version of ROCm that the installed torch was built with; empty: torch is missing, or has no ROCm."""
-    folder = _folder("torch")
+    folder = package_folder("torch")
     line = re.search(r"^hip\b[^=\n]*=\s*['\"]([^'\"]+)", text(folder / "version.py"), re.MULTILINE) if folder else None
     return line[1] if line else ""
-
-
-def _folder(package: str) -> Path | None:
-    """The folder of an installed package. Does not import it."""
-    spec = find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _served(folder: Path) -> frozenset[str]:
@@ -78,10 +63,10 @@ def _served(folder: Path) -> frozenset[str]:
 
 
 def _without_gpu() -> Iterator[str]:
-    for device, driver in pci_drivers(SYSFS):
-        present = f"AMD GPU {device} is present, but"
-        if driver != DRIVER:
-            yield f"{present} its driver is {driver or 'missing'}, not {DRIVER}"
+    for gpu in pci_gpus(SYSFS, AMD, KINDS):
+        present = f"AMD GPU {gpu.device:04x} is present, but"
+        if gpu.driver != DRIVER:
+            yield f"{present} its driver is {gpu.driver or 'missing'}, not {DRIVER}"
         yield f"{present} {DRIVER} of Linux {platform.release()} cannot compute on it: update Linux or {DRIVER}"
     if PROCESSORS in (text(file) for file in SYSFS.glob("class/accel/accel*/device/vendor")):
         yield without_torch("the AMD NPU")
@@ -112,7 +97,7 @@ def _problems(selected: list[Gpu], numbered: list[Gpu]) -> Iterator[str]:
     closed = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
         yield f"no permission for {' and '.join(closed)}: add your user to the groups render and video, log in again"
-    folder = _folder("torch")
+    folder = package_folder("torch")
     served = _served(folder) if folder else TARGETS
     if gpu.target not in served:
         yield from (

@@ -12,8 +12,9 @@ from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import memory as main_memory
+from ..pytorch.gpu.installation import Unusable
 from ..pytorch.models import accepts as accepted_by_torch
-from .installation import Unusable, triton_problem, visible
+from .installation import triton_problem, visible
 
 name = "xpu"
 
@@ -54,6 +55,8 @@ def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 
 
 def read_bandwidth() -> float | None:
-    from .memory import read_bandwidth
+    import torch
 
-    return read_bandwidth()
+    from ..pytorch.gpu.bandwidth import read_bandwidth, reduction
+
+    return read_bandwidth(torch.xpu, reduction)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from ..machine import text
+from ..pytorch.gpu.installation import PciGpu, pci_gpus
 
 INTEL = "0x8086"
 DISPLAY = "0x03"  # PCI class of display controllers
@@ -37,20 +37,12 @@ FAMILIES: Mapping[int, Family] = {
 MEMORY: Mapping[int, int] = {0x5691: 12, 0x56A5: 6, 0xE20B: 12, 0xE20C: 10, 0xE211: 24}
 
 
-@dataclass(frozen=True)
-class Card:
-    """A GPU, by its folder in sysfs. The name of the folder is the PCI address."""
-
-    folder: Path
+class Card(PciGpu):
+    """A GPU of Intel."""
 
     @property
     def is_integrated(self) -> bool:
         return self.folder.name == INTEGRATED
-
-    @property
-    def device(self) -> int:
-        """The PCI device ID."""
-        return int(text(self.folder / "device") or "0", 16)
 
     @property
     def family(self) -> Family | None:
@@ -60,17 +52,6 @@ class Card:
     @property
     def title(self) -> str:
         return f"Intel {self.family.title if self.family else 'graphics'} ({self.device:04x})"
-
-    @property
-    def driver(self) -> str:
-        """The driver of Linux: i915, xe, or another one, such as vfio-pci; empty: none."""
-        link = self.folder / "driver"
-        return link.resolve().name if link.exists() else ""
-
-    @property
-    def node(self) -> str:
-        """The name of the render node in /dev/dri; empty: none."""
-        return next((node.name for node in sorted(self.folder.glob("drm/renderD*"))), "")
 
     @property
     def memory(self) -> int:
@@ -83,6 +64,5 @@ class Card:
 
 def cards(sysfs: Path) -> list[Card]:
     """The Intel GPUs in the order of their driver: those with their own memory first."""
-    folders = sorted((sysfs / "bus" / "pci" / "devices").glob("*"))
-    gpus = (Card(folder) for folder in folders if text(folder / "class").startswith(DISPLAY))
-    return sorted((gpu for gpu in gpus if text(gpu.folder / "vendor") == INTEL), key=lambda gpu: gpu.is_integrated)
+    gpus = (Card(gpu.folder) for gpu in pci_gpus(sysfs, INTEL, (DISPLAY,)))
+    return sorted(gpus, key=lambda gpu: gpu.is_integrated)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -16,8 +13,8 @@ from ...engine.options import LoadOptions, check_supported
 from ...engine.runner import Runner
 from ..pytorch.choice import lora_backends
 from ..pytorch.device import Device
+from ..pytorch.gpu import triton
 from ..pytorch.opening import open_runner, plan_memory, with_self_test
-from ..pytorch.selftest import sources_hash
 from .installation import triton_problem
 from .memory import MEMORY, METER, driver_version
 from .ops import KERNELS, OPS
@@ -48,10 +45,9 @@ GRAPHS = ("auto", "off", "full")  # the values of the option `graphs`: torch can
 def open_on_xpu(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
     MEMORY.limit_allocator()
-    problem = triton_problem()
-    warnings = (f"the Triton kernels are not used (slower): {problem}",) if problem else ()
-    device = replace(device_for(files, options), warnings=warnings)
-    device = with_self_test(device, options, torch.xpu.get_device_name(), _versions())
+    device = replace(device_for(files, options), warnings=triton.warnings(triton_problem()))
+    versions = driver_version(), *triton.versions(triton_problem(), Path(__file__).parent)
+    device = with_self_test(device, options, torch.xpu.get_device_name(), versions)
     return open_runner(files, options, device, MEMORY.free())
 
 
@@ -66,12 +62,3 @@ def device_for(files: ModelFiles, options: LoadOptions) -> Device:
     check_supported(options, {"graphs": GRAPHS}, DEVICE.name)
     is_wide = files.config.dtype == "float32" or not torch.xpu.is_bf16_supported()
     return replace(DEVICE, dtype=torch.float32) if is_wide else DEVICE
-
-
-def _versions() -> Iterator[str]:
-    """What the verdicts of the self-test depend on, besides torch and the GPU: the driver, Triton and these sources."""
-    yield platform.release()
-    yield driver_version()
-    if not triton_problem():
-        yield version("triton")
-    yield sources_hash(Path(__file__).parent)

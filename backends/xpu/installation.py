@@ -6,12 +6,12 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
-from ...kernels.triton.problem import compiler_problem
 from ..llamacpp_install import without_torch
 from ..machine import text
+from ..pytorch.gpu import installation
+from ..pytorch.gpu.installation import Unusable, package_folder
 from .cards import INTEL, Card, cards
 
 SYSFS = Path("/sys")
@@ -19,10 +19,6 @@ NODES = Path("/dev/dri")
 LEVEL_ZERO = "libze_intel_gpu.so.1"  # the driver that torch calls
 LIBRARIES = tuple(map(Path, ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")))
 DRIVERS = ("i915", "xe")
-
-
-class Unusable(Exception):
-    """The machine has no Intel GPU that torch can use. The message is shown to the user."""
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[Card]:
@@ -43,12 +39,7 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[Card]:
 
 def triton_problem() -> str:
     """The reason why Triton cannot compile kernels for Intel GPUs; empty if it can."""
-    triton = find_spec("triton")
-    if triton is None or triton.origin is None:
-        return "Triton is not installed"
-    if not (Path(triton.origin).parent / "backends" / "intel").exists():
-        return "the installed Triton has no backend for Intel GPUs: install triton-xpu"
-    return compiler_problem()
+    return installation.triton_problem("intel", "no backend for Intel GPUs: install triton-xpu")
 
 
 def _without_gpu() -> str:
@@ -84,10 +75,10 @@ def _problems(gpu: Card) -> Iterator[str]:
     present = f"{gpu.title} is present, but"
     if not any((folder / LEVEL_ZERO).exists() for folder in LIBRARIES):
         yield f"{present} its driver Level Zero is missing: install {LEVEL_ZERO} (Debian: apt install libze-intel-gpu1)"
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None:
+    torch = package_folder("torch")
+    if torch is None:
         yield f"{present} torch is not installed"
-    elif not any((Path(torch.origin).parent / "lib").glob("*torch_xpu*")):
+    elif not any((torch / "lib").glob("*torch_xpu*")):
         yield f"{present} the installed torch was built without XPU: install a torch with XPU (see pytorch.org)"
 
 

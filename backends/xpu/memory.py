@@ -6,7 +6,6 @@ import torch
 
 from ...kernels.gpu.limits import gpu_limits
 from ..machine import memory as main_memory
-from ..pytorch.gpu import bandwidth
 from ..pytorch.gpu.memory import GpuMemory
 
 # Bytes, and share of the memory, that a load leaves to oneDNN: products allocate scratch memory outside of torch's
@@ -42,7 +41,3 @@ METER = MEMORY.meter(LIBRARIES, GRAPH)
 
 def driver_version() -> str:
     return str(torch.xpu.get_device_properties().driver_version)
-
-
-def read_bandwidth() -> float | None:
-    return bandwidth.read_bandwidth(torch.xpu, bandwidth.reduction)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from ...kernels.onednn.attention import paged_attention
+from ...kernels.onednn.linear import is_present, with_onednn
 from ...kernels.ops import Ops
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.register import REFERENCES, KernelSet
 from ...kernels.triton import problem
-from .attention import paged_attention
 from .installation import triton_problem
-from .products import is_present, with_onednn
 
 SDPA = KernelSet("sdpa", Ops(attention=replace(Attention(), paged=paged_attention)))
 

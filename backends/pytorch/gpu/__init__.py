@@ -1,1 +1,1 @@
-"""The memory of GPUs and NPUs: its free bytes, its limit and its read bandwidth, by the torch module of the device."""
+"""What the backends of GPUs share: probes, memory, read bandwidth, checks of graphs, and Triton's part in a load."""

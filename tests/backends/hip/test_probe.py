@@ -14,6 +14,7 @@ import pytest
 
 from localllm.backends import hip
 from localllm.backends.hip import gpus, installation
+from localllm.backends.pytorch.gpu import installation as shared
 from localllm.engine.runner import DeviceInfo, Unavailable
 
 from ..sysfs import AMD, NVIDIA, Pci, write_machine
@@ -49,10 +50,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     (tmp_path / "triton" / "backends" / "amd").mkdir(parents=True)
     monkeypatch.setattr(installation, "SYSFS", tmp_path / "sys")
     monkeypatch.setattr(installation, "DEVICES", tmp_path / "dev")
-    monkeypatch.setattr(installation, "compiler_problem", str)
-    monkeypatch.setattr(
-        installation, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / name / "__init__.py"))
-    )
+    monkeypatch.setattr(shared, "compiler_problem", str)
+    monkeypatch.setattr(shared, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / name / "__init__.py")))
     monkeypatch.setattr("platform.release", lambda: RELEASE)
     monkeypatch.setattr(gpus, "main_memory", lambda: (64 * GIB, 48 * GIB))
     for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", installation.OVERRIDE):
@@ -212,7 +211,7 @@ def test_torch_of_another_device(machine: Machine, tmp_path: Path, monkeypatch: 
     machine(RX_7900)
     (tmp_path / "torch" / "version.py").write_text("hip: Optional[str] = None\n")
     assert reason().endswith("the installed torch was built without ROCm: install a torch with ROCm (see pytorch.org)")
-    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
     assert reason().endswith("torch is not installed")
 
 
@@ -220,7 +219,7 @@ def test_triton_needs_its_backend_for_amd(machine: Machine, tmp_path: Path, monk
     machine(RX_7900)
     (tmp_path / "triton" / "backends" / "amd").rmdir()
     assert "no backend for AMD GPUs" in device().features["Triton"]
-    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
     assert installation.triton_problem() == "Triton is not installed"
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm.backends.xpu.device import DEVICE
 from localllm.backends.xpu.ops import SDPA
-from localllm.backends.xpu.products import OP, with_onednn
+from localllm.kernels.onednn.linear import OP, with_onednn
 from localllm.kernels.ops.register import REFERENCES, KernelSet
 
 from ..other_device import on_cpu

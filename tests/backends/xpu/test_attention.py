@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from localllm.backends.xpu import attention
-from localllm.backends.xpu.attention import STEP, paged_attention
+from localllm.kernels.onednn import attention
+from localllm.kernels.onednn.attention import STEP, paged_attention
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Attend, Rows
 from localllm.kernels.ops.attention import paged_attention as reference

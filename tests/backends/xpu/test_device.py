@@ -114,7 +114,7 @@ def test_a_kernel_that_fails_its_self_test_gives_way(
     assert runner.device.ops.attention.paged is XPU.ops.attention.paged
     assert runner.device.ops.linear.int4 is XPU.ops.linear.int4
     warnings = "\n".join(runner.spec.warnings)
-    assert "attention.paged: xpu.attention.paged_attention instead of" in warnings
+    assert "attention.paged: onednn.attention.paged_attention instead of" in warnings
     assert "the Triton kernels are not used (slower)" in warnings
     with_graphs = xpu_device.open_on_xpu(files, replace(options, graphs="full"))
     assert isinstance(with_graphs, GraphRunner)
@@ -134,9 +134,9 @@ def test_selftest_reports_the_ops_of_the_backend(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(platforms, "platforms", lambda: {"xpu": XPU.ops})
     results = list(islice(platforms.device_checks("xpu", "bfloat16"), 4))
     assert [result.title for result in results[:3]] == [
-        "linear.int4 (xpu.products.int4)",
-        "linear.int4_wide (xpu.products.int4_wide)",
-        "attention.paged (xpu.attention.paged_attention)",
+        "linear.int4 (onednn.linear.int4)",
+        "linear.int4_wide (onednn.linear.int4_wide)",
+        "attention.paged (onednn.attention.paged_attention)",
     ]
     assert results[3].title.startswith("linear.dense ")
     assert not any(result.defect for result in results)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.backends import xpu
+from localllm.backends.pytorch.gpu import installation as shared
 from localllm.backends.xpu import installation
 from localllm.engine.runner import DeviceInfo, Unavailable
 
@@ -37,9 +38,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(installation, "SYSFS", tmp_path / "sys")
     monkeypatch.setattr(installation, "NODES", tmp_path / "dev" / "dri")
     monkeypatch.setattr(installation, "LIBRARIES", (tmp_path,))
-    monkeypatch.setattr(
-        installation, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / name / "__init__.py"))
-    )
+    monkeypatch.setattr(shared, "find_spec", lambda name: SimpleNamespace(origin=str(tmp_path / name / "__init__.py")))
     monkeypatch.setattr("platform.release", lambda: "6.14.0-29-generic")
     for variable in ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"):
         monkeypatch.delenv(variable, raising=False)
@@ -165,7 +164,7 @@ def test_torch_without_xpu(machine: Machine, tmp_path: Path, monkeypatch: pytest
     machine(B580)
     (tmp_path / "torch" / "lib" / "libtorch_xpu.so").unlink()
     assert reason().endswith("the installed torch was built without XPU: install a torch with XPU (see pytorch.org)")
-    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
     assert reason().endswith("torch is not installed")
 
 
@@ -185,9 +184,9 @@ def test_triton_needs_its_backend_for_intel(machine: Machine, tmp_path: Path, mo
     machine(B580)
     assert "no backend for Intel GPUs" in device().features["Triton"]
     (tmp_path / "triton" / "backends" / "intel").mkdir(parents=True)
-    monkeypatch.setattr(installation, "compiler_problem", str)
+    monkeypatch.setattr(shared, "compiler_problem", str)
     assert device().features["Triton"] == "yes"
-    monkeypatch.setattr(installation, "find_spec", lambda name: None)
+    monkeypatch.setattr(shared, "find_spec", lambda name: None)
     assert installation.triton_problem() == "Triton is not installed"
 
 

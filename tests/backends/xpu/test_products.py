@@ -11,10 +11,10 @@ import torch
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.backends.xpu import products
-from localllm.backends.xpu.products import OP, Int4Words
 from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
+from localllm.kernels.onednn import linear as products
+from localllm.kernels.onednn.linear import OP, Int4Words
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import Int4, linear_int4
 from localllm.kernels.ops.register import REFERENCES

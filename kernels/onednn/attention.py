@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...kernels.ops import attention as reference
-from ...kernels.ops.attention import Attend, RowGroup, Rows
+from ..ops import attention as reference
+from ..ops.attention import Attend, RowGroup, Rows
 
 STEP = 128  # positions: oneDNN compiles attention once for each length
 

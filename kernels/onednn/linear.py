@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.ops import Ops, linear
-from ...kernels.ops.linear import Int4, Weight
+from ..ops import Ops, linear
+from ..ops.linear import Int4, Weight
 
 OP = "_weight_int4pack_mm_with_scales_and_zeros"
 DTYPE = torch.bfloat16  # of activations; the references compute other ones

@@ -1,0 +1,1 @@
+"""What oneDNN computes through torch, for Intel GPUs."""
