@@ -52,7 +52,7 @@ def test_a_thousand_replays_equal_uncaptured_steps(tmp_path: Path, compiler: Com
     """All bits are equal: a replay runs the kernels of an uncaptured step."""
     graphs, random = split(tmp_path, compiler, dtype="bfloat16"), np.random.default_rng(7)
     for _ in range(1000):
-        batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), canary.VOCAB)
+        batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), canary.VOCAB, len(graphs.spec.groups))
         replayed, ran = (one.run(batch).result().hidden for one in (graphs, graphs._inner))
         assert np.array_equal(replayed, ran)
     assert prompts(graphs).compiler.late == 0
