@@ -96,6 +96,18 @@ class AdapterNotFound(AppError, exit_code=3, status=404, type="not_found_error",
     pass
 
 
+class ResponseNotFound(AppError, exit_code=3, status=404, type="not_found_error", code="response_not_found"):
+    pass
+
+
+class PreviousNotFound(InvalidRequest, code="previous_response_not_found"):
+    """A request continues a response that is not stored."""
+
+
+class Cancelled(AppError, exit_code=1, status=409, type="invalid_request_error", code="response_cancelled"):
+    """A client has cancelled the answer."""
+
+
 class RouteNotFound(AppError, exit_code=3, status=404, type="not_found_error", code="route_not_found"):
     pass
 

@@ -51,12 +51,17 @@ def catalog_file() -> Path:
 
 
 def data_dir() -> Path:
-    """The folder of the chat history and the generated API key."""
+    """The folder of the chat history, the stored responses and the generated API key."""
     return platformdirs.user_data_path(APP)
 
 
 def history_file() -> Path:
     return data_dir() / "history.sqlite3"
+
+
+def responses_file() -> Path:
+    """The responses that the daemon stores for its clients."""
+    return data_dir() / "responses.sqlite3"
 
 
 def api_key_file() -> Path:

@@ -192,7 +192,7 @@ class ChatAnswer:
         """The log-probabilities in OpenAI's format; None if there are none, or the client did not request them."""
         if not self._logprobs or not logprobs:
             return None
-        return ChatLogprobs([_token_logprob(entry) for entry in logprobs])
+        return ChatLogprobs([token_logprob(entry) for entry in logprobs])
 
 
 class CompletionAnswer:
@@ -291,7 +291,7 @@ def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
     return delta
 
 
-def _token_logprob(entry: PieceLogprob) -> TokenLogprob:
+def token_logprob(entry: PieceLogprob) -> TokenLogprob:
     top = [TopLogprob(_spelling(other), _finite(other.logprob), other.bytes) for other in entry.top]
     return TokenLogprob(_spelling(entry), _finite(entry.logprob), entry.bytes, top)
 

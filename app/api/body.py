@@ -101,6 +101,17 @@ def _decode(body: bytes, target: type[Decoded], kind: type[WireBody]) -> Decoded
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
 
+def convert(value: object, target: type[Decoded], where: str, kind: type[WireBody]) -> Decoded:
+    """Convert the JSON value at the path `where` of a body to `target`. Raises InvalidRequest with the invalid path.
+
+    `kind`: has the reasons for fields that are refused.
+    """
+    try:
+        return msgspec.convert(value, target)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error).replace(" - at `$", f" - at `$.{where}"), kind) from None
+
+
 def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
     """Raises InvalidRequest if a JSON value has more than `limit` nested levels."""
     if limit < 0:

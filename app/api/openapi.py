@@ -12,6 +12,8 @@ from .anthropic import replies as message
 from .ollama import bodies as ollama
 from .ollama import library, vectors
 from .ollama.errors import ErrorText
+from .responses import body as responses
+from .responses import replies as response
 
 TEMPLATE = "#/components/schemas/{name}"
 Reply = Any  # a type, or a union of types
@@ -24,10 +26,20 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
         "Answer a conversation",
         {"application/json": replies.ChatCompletion, "text/event-stream": replies.Chunk},
     ),
+    "/v1/responses": (
+        responses.ResponsesBody,
+        "Create a response",
+        {"application/json": response.Response, "text/event-stream": response.Event},
+    ),
+    "/v1/responses/input_tokens": (
+        responses.InputBody,
+        "Count the tokens of an input",
+        {"application/json": response.InputTokens},
+    ),
     "/v1/messages": (
         anthropic.MessagesBody,
         "Answer a conversation (Anthropic's API)",
-        {"application/json": message.Message, "text/event-stream": message.Event},
+        {"application/json": message.MessageReply, "text/event-stream": message.Event},
     ),
     "/v1/messages/count_tokens": (
         anthropic.CountBody,
@@ -69,6 +81,18 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
     "/v1/load_lora_adapter": (admin.LoadAdapterBody, "Load an adapter (unix socket or API key)", {}),
     "/v1/unload_lora_adapter": (admin.UnloadAdapterBody, "Unload an adapter (unix socket or API key)", {}),
 }
+OF_RESPONSES: tuple[tuple[str, str, str, Reply], ...] = (
+    ("get", "/v1/responses/{id}", "A stored response, or one that is streamed", response.Response),
+    ("delete", "/v1/responses/{id}", "Delete a stored response", response.Deleted),
+    ("post", "/v1/responses/{id}/cancel", "End a response that is streamed", response.Response),
+    ("get", "/v1/responses/{id}/input_items", "The input items of a stored response", response.ItemList),
+)
+ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+ITEM_QUERY: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string"},
+}
 READS = {
     "/v1/models": "List the models",
     "/v1/models/{id}": "One of them",
@@ -83,6 +107,7 @@ READS = {
 }
 
 
+ERRORS: dict[str, type[msgspec.Struct]] = {"/api/": ErrorText, "/v1/messages": message.MessageError}
 IGNORED_HEADER = {
     "description": "The fields of the request that have no effect on the answer of a local model",
     "schema": {"type": "string"},
@@ -91,21 +116,26 @@ IGNORED_HEADER = {
 
 def describe(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
-    types: list[Reply] = [replies.ErrorBody, ErrorText, admin.AdapterScale]
-    for body, _, responses in BODIES.values():
-        types += [body, *responses.values()]
+    types: list[Reply] = [replies.ErrorBody, *ERRORS.values(), admin.AdapterScale]
+    for body, _, kinds in BODIES.values():
+        types += [body, *kinds.values()]
+    types += [kind for *_, kind in OF_RESPONSES]
     schemas, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
-    for path, (body, summary, responses) in BODIES.items():
-        content = {media: {"schema": schema_of[kind]} for media, kind in responses.items()} or {"application/json": {}}
+    for path, (body, summary, kinds) in BODIES.items():
+        content = {media: {"schema": schema_of[kind]} for media, kind in kinds.items()} or {"application/json": {}}
         request = {"required": True, "content": {"application/json": {"schema": schema_of[body]}}}
         paths[path] = {METHODS.get(path, "post"): _operation(summary, content, path) | {"requestBody": request}}
     for path, summary in READS.items():
         media = "text/plain" if path in TEXTS else "application/json"
         paths[path] = {"get": _operation(summary, {media: {}}, path)}
-    paths["/v1/models/{id}"]["get"]["parameters"] = [
-        {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/models/{id}"]["get"]["parameters"] = [ID]
+    for method, path, summary, kind in OF_RESPONSES:
+        operation = _operation(summary, {"application/json": {"schema": schema_of[kind]}}, path)
+        paths.setdefault(path, {})[method] = operation | {"parameters": [ID]}
+    paths["/v1/responses/{id}/input_items"]["get"]["parameters"] += [
+        {"name": name, "in": "query", "schema": schema} for name, schema in ITEM_QUERY.items()
     ]
     paths["/health"]["get"]["security"] = []
     scales = {"type": "array", "items": _ref(admin.AdapterScale)}
@@ -129,7 +159,7 @@ def describe(version: str) -> dict[str, Any]:
 
 
 def _operation(summary: str, content: dict[str, Any], path: str = "") -> dict[str, Any]:
-    kind = ErrorText if path.startswith("/api/") else replies.ErrorBody
+    kind = next((kind for start, kind in ERRORS.items() if path.startswith(start)), replies.ErrorBody)
     error = {"description": "Error", "content": {"application/json": {"schema": _ref(kind)}}}
     success = {"description": summary, "content": content, "headers": {ignored.HEADER: IGNORED_HEADER}}
     return {"summary": summary, "responses": {"200": success, "default": error}}

@@ -46,6 +46,8 @@ from .ollama.vectors import EmbedBody, EmbeddingsBody
 from .openai import DetokenizeBody, TokenizeBody
 from .openapi import describe
 from .replies import error_response
+from .responses.routes import ResponseRoutes
+from .responses.stored import ResponseStore
 from .store import StoreRoutes
 from .store_commands import StoreCommands
 
@@ -79,9 +81,12 @@ class _Api:
         check = partial(check_admin, address=self.address)
         chat = Exchange(self.models, self.metrics, CHAT, VERSION, check)
         completion = Exchange(self.models, self.metrics, COMPLETION, VERSION, check)
+        responses = ResponseRoutes(self.models, self.limit, ResponseStore(paths.responses_file()))
         openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
             ("POST", "/completions", completion),
+            ("POST", "/responses", Exchange(self.models, self.metrics, responses.protocol, VERSION, check)),
+            *responses.routes(),
             ("POST", "/messages", Exchange(self.models, self.metrics, MESSAGES, VERSION, check)),
             ("POST", "/messages/count_tokens", self.count_message),
             ("POST", "/embeddings", Embeddings(self.models, self.metrics, check)),

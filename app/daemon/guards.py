@@ -180,7 +180,7 @@ class Origins:
         cors = {"access-control-allow-origin": origins[0].decode("latin-1"), "vary": "Origin"}
         if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method"):
             preflight = cors | {
-                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-methods": "GET, POST, DELETE",
                 "access-control-allow-headers": CORS_HEADERS,
                 "access-control-max-age": "600",
             }

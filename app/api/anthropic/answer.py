@@ -56,10 +56,10 @@ class MessageAnswer:
         message.stop_reason, message.stop_sequence = ending.stop_reason, ending.stop_sequence
         return msgspec.json.encode(message)
 
-    def _message(self, content: list[replies.Block], usage: MessageUsage) -> replies.Message:
+    def _message(self, content: list[replies.Block], usage: MessageUsage) -> replies.MessageReply:
         head = self._head
         warnings = list(head.warnings) or UNSET
-        return replies.Message(id=head.id, model=head.model, content=content, usage=usage, warnings=warnings)
+        return replies.MessageReply(id=head.id, model=head.model, content=content, usage=usage, warnings=warnings)
 
     def _ending(self, usage: UsageReport) -> Ending:
         match self._parts.finish:

@@ -41,7 +41,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
 
 
-class Message(msgspec.Struct, kw_only=True):
+class MessageReply(msgspec.Struct, kw_only=True):
     """The answer to POST /v1/messages."""
 
     id: str
@@ -56,7 +56,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
-    message: Message
+    message: MessageReply
 
 
 class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
@@ -116,7 +116,7 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-class ErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
+class MessageErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: str
     message: str
     code: str  # this and the fields below are not in Anthropic's API
@@ -125,7 +125,7 @@ class ErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageError(msgspec.Struct, tag_field="type", tag="error"):
-    error: ErrorDetail
+    error: MessageErrorDetail
 
 
 _TYPES = {
@@ -141,5 +141,5 @@ _TYPES = {
 def error_body(error: AppError) -> bytes:
     """An error in Anthropic's form."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    detail = ErrorDetail(type=kind, message=error.message, code=error.code, param=error.param, hint=error.hint)
+    detail = MessageErrorDetail(type=kind, message=error.message, code=error.code, param=error.param, hint=error.hint)
     return msgspec.json.encode(MessageError(detail))

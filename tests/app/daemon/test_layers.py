@@ -173,7 +173,7 @@ async def test_origins_answers_only_a_preflight(method: str, asks: bool) -> None
     status, sent, _ = await through(guards.Origins(inner, [ORIGIN.decode()]), request(*headers, method=method))
     answered = method == "OPTIONS" and asks
     assert (status, len(inner.scopes)) == ((204, 0) if answered else (200, 1))
-    assert sent.get("access-control-allow-methods") == ("GET, POST" if answered else None)
+    assert sent.get("access-control-allow-methods") == ("GET, POST, DELETE" if answered else None)
     assert sent.get("access-control-max-age") == ("600" if answered else None)
 
 

@@ -1,0 +1,148 @@
+"""The file of stored responses: SQLite, bounded, readable by the user alone.
+
+One thread runs all accesses in their order, so that a response can be read as soon as its storage has been requested.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ...errors import AppError, PreviousNotFound, ResponseNotFound, StorageFailed
+
+MAX_RESPONSES = 4096
+MAX_BYTES = 256 * 2**20  # of all bodies; the least recently used responses are deleted first
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS response (
+  id TEXT PRIMARY KEY, previous TEXT, reply BLOB NOT NULL, input BLOB NOT NULL, used INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS response_used ON response (used);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response. `reply`: its JSON. `input`: the JSON list of its input items, without those of `previous`."""
+
+    id: str
+    previous: str | None
+    reply: bytes
+    input: bytes
+
+    def context(self) -> list[dict[str, Any]]:
+        """The items of the response for the next prompt: its input, then its output."""
+        items: list[dict[str, Any]] = msgspec.json.decode(self.input) + msgspec.json.decode(self.reply)["output"]
+        return items
+
+
+class ResponseStore:
+    """The stored responses. The methods return futures; a missing response raises ResponseNotFound."""
+
+    def __init__(self, file: Path, *, count: int = MAX_RESPONSES, size: int = MAX_BYTES) -> None:
+        """The file is created when the first response is stored."""
+        self._file = file
+        self._count = count
+        self._size = size
+        self._thread = ThreadPoolExecutor(1, "responses")
+
+    def put(self, response: StoredResponse) -> Future[None]:
+        """Store a response, and delete others above the limits. A failure is logged."""
+        return self._thread.submit(self._put, response)
+
+    def get(self, identifier: str, param: str | None = None) -> Future[StoredResponse]:
+        """`param`: the parameter that has the id."""
+        return self._thread.submit(lambda: self._chain(identifier, param, depth=1)[0])
+
+    def chain(self, identifier: str, param: str) -> Future[list[StoredResponse]]:
+        """A response and all before it, the first one first."""
+        return self._thread.submit(lambda: self._chain(identifier, param, depth=self._count))
+
+    def delete(self, identifier: str) -> Future[None]:
+        return self._thread.submit(self._delete, identifier)
+
+    def _put(self, response: StoredResponse) -> None:
+        def insert(database: sqlite3.Connection) -> None:
+            row = (response.id, response.previous, response.reply, response.input, _next_use(database))
+            database.execute("INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?, ?)", row)
+            self._trim(database)
+
+        try:
+            self._with(insert, create=True)
+        except StorageFailed as error:
+            log.error("response %s is not stored: %s", response.id, error)
+            raise
+
+    def _trim(self, database: sqlite3.Connection) -> None:
+        """Delete the least recently used responses above the limits."""
+        database.execute(
+            "DELETE FROM response WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER (ORDER BY used DESC) AS"
+            " place, sum(length(reply) + length(input)) OVER (ORDER BY used DESC) AS size FROM response)"
+            " WHERE place > ? OR size > ?)",
+            (self._count, self._size),
+        )
+
+    def _chain(self, identifier: str, param: str | None, *, depth: int) -> list[StoredResponse]:
+        def read(database: sqlite3.Connection) -> list[StoredResponse]:
+            chain: list[StoredResponse] = []
+            name: str | None = identifier
+            while name is not None and len(chain) < depth:
+                row = database.execute(
+                    "SELECT id, previous, reply, input FROM response WHERE id = ?", (name,)
+                ).fetchone()
+                if row is None:
+                    raise _missing(name, param)
+                chain.append(StoredResponse(*row))
+                name = chain[-1].previous
+            used = _next_use(database)
+            database.executemany("UPDATE response SET used = ? WHERE id = ?", [(used, entry.id) for entry in chain])
+            return chain[::-1]
+
+        if not self._file.exists():
+            raise _missing(identifier, param)
+        return self._with(read)
+
+    def _delete(self, identifier: str) -> None:
+        def remove(database: sqlite3.Connection) -> int:
+            return database.execute("DELETE FROM response WHERE id = ?", (identifier,)).rowcount
+
+        if not self._file.exists() or not self._with(remove):
+            raise _missing(identifier, None)
+
+    def _with(self, work: Callable[[sqlite3.Connection], Result], *, create: bool = False) -> Result:
+        """The result of `work` in a transaction. Raises StorageFailed."""
+        try:
+            if create:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(self._file, os.O_CREAT | os.O_WRONLY, 0o600))
+                self._file.chmod(0o600)
+            with closing(sqlite3.connect(self._file, timeout=5.0)) as database, database:
+                database.execute("PRAGMA secure_delete = ON")
+                database.executescript(_SCHEMA)
+                return work(database)
+        except (OSError, sqlite3.Error) as error:
+            raise StorageFailed(f"the stored responses in {self._file}: {error}") from None
+
+
+def _next_use(database: sqlite3.Connection) -> int:
+    return int(database.execute("SELECT coalesce(max(used), 0) + 1 FROM response").fetchone()[0])
+
+
+def _missing(identifier: str, param: str | None) -> AppError:
+    """`param`: the parameter of a request that needs the response; None: the path has its id."""
+    kind = PreviousNotFound if param else ResponseNotFound
+    return kind(
+        f"response {identifier[:100]!r} is not stored",
+        hint=f"the daemon keeps the {MAX_RESPONSES} responses that were used last, with at most "
+        f"{MAX_BYTES // 2**20} MiB, unless their request has store: false",
+        param=param,
+    )
