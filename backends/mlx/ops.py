@@ -14,6 +14,7 @@ OPS: Mapping[str, str] = MappingProxyType(
     {
         "norm.rms": "mx.fast.rms_norm",
         "norm.add_rms": "mx.fast.rms_norm",
+        "norm.layer": "mx.fast.layer_norm",
         "activation.silu_and_mul": "mlx_lm.activations.swiglu",
         "activation.gelu_and_mul": "nn.gelu",
         "activation.gelu_tanh_and_mul": "nn.gelu_approx",

@@ -35,6 +35,19 @@ class RMSNorm:
         return ops.norm.add_rms(x, stream, self.weight, self.eps, self.offset)
 
 
+class CentredNorm:
+    """As RMSNorm, for a layer norm without a bias."""
+
+    def __init__(self, weights: Weights, name: str, width: int, eps: float) -> None:
+        self.weight = weights.take(f"{name}.weight", (width,))
+        self.eps = eps
+
+    def add(self, x: Tensor, stream: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+        """See RMSNorm.add."""
+        stream = x + stream
+        return ops.norm.layer(stream, self.weight, None, self.eps), stream
+
+
 class Layer(Protocol):
     """The attributes of a layer that the decoder reads."""
 
@@ -55,6 +68,8 @@ class Norms(NamedTuple):
     before_mlp: str = "post_attention_layernorm"
     after_attention: str = ""
     after_mlp: str = ""
+    centred: bool = False  # whether the norm before attention is a layer norm without a bias
+    parallel: bool = False  # whether the MLP has the input of attention; see DecoderLayer
 
 
 class AttentionLayer:
@@ -115,6 +130,8 @@ class AttentionLayer:
                 sinks=weights.take(f"{attention}.sinks", (config.num_heads,)).float() if sinks else None,
                 joint_head_norms=joint_head_norms,
                 rotates_first=rotates_first,
+                centred=norms.centred,
+                parallel=norms.parallel,
                 cache_index=index,
                 rotation_index=_rotation_index(config, index),
             )
@@ -141,6 +158,7 @@ class Decoder:
         embedding_scale: float = 1.0,  # factor of the embeddings, rounded to their dtype
         stream_scale: float = 1.0,  # factor of the scaled embeddings, not rounded
         norm_offset: float = 0.0,
+        centred: bool = False,  # whether the final norm is a layer norm
     ) -> None:
         vocab = config.vocab_size
         hidden = config.hidden_size
@@ -149,7 +167,8 @@ class Decoder:
         self.dtype = weights.dtype
         self.layers = [build_layer(index) for index in range(config.num_layers)]
         self.stack = weights.prepare_stack([layer.prepared for layer in self.layers])
-        self.norm = RMSNorm(weights, "model.norm", config.hidden_size, config.norm_eps, norm_offset)
+        final = "model.norm", config.hidden_size, config.norm_eps
+        self.norm = CentredNorm(weights, *final) if centred else RMSNorm(weights, *final, norm_offset)
         self.head = (
             weights.tied_head("model.embed_tokens", "lm_head", vocab, hidden)
             if config.tie_embeddings

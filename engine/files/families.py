@@ -24,8 +24,10 @@ class Family:
     inner_name: str = "intermediate_size"  # name of the field with the inner size of dense MLPs
     inner: int = 0  # default of `inner_name`; 0: no default
     head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
+    reads_head_dim: bool = True  # False: always hidden_size / num_attention_heads
     default_of_null_head_dim: bool = True  # False: null means hidden_size / num_attention_heads
     norm_eps: float = 1e-6
+    norm_eps_name: str = "rms_norm_eps"
     activation_key: str = "hidden_act"  # empty: the architecture always has the default
     activation: str = "silu"
     gelu_is_tanh: bool = False  # whether the activation "gelu" means its tanh approximation
@@ -64,6 +66,7 @@ class Family:
     original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
     query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim
     attention_scale: float = 0.0  # default of attention_multiplier; 0: query_pre_attn_scalar decides
+    logit_scale: float = 0.0  # default of logit_scale; 0: logits_scaling, a divisor, has the factor
     logit_soft_cap: float = 0.0  # default of final_logit_softcapping
     attention_soft_cap: float = 0.0  # default of attn_logit_softcapping
     eos: tuple[int, ...] = ()
@@ -98,6 +101,7 @@ OPTIONAL = frozenset(
         "logits_scaling",
         "no_rope_layers",
         "no_rope_layer_interval",
+        "logit_scale",
         "position_embedding_type",
         "rotary_dim",
         "use_bias",
@@ -173,8 +177,29 @@ _GRANITE_EXPERTS = MoeFamily(
     ("num_local_experts",), experts=8, top_k=2, inner_name="intermediate_size", inner=11_008, renormalise=True
 )
 
+_COHERE = Family(
+    max_positions=8192,
+    optional=("attention_bias", "logit_scale"),
+    norm_eps=1e-5,
+    norm_eps_name="layer_norm_eps",
+    tie=True,
+    theta=500_000.0,
+    logit_scale=0.0625,
+    eos=(255_001,),
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "cohere": replace(_COHERE, fixed=MappingProxyType({"use_qk_norm": False}), layer_types=False),
+        "cohere2": replace(
+            _COHERE,
+            optional=(*_COHERE.optional, "sliding_window", "sliding_window_pattern"),
+            theta=10_000.0,
+            reads_head_dim=False,
+            pattern=4,
+            window=4096,
+            full_ropes="never",
+        ),
         "deepseek_v2": Family(
             max_positions=2048,
             optional=("attention_bias", "mlp_bias", *moe_config.DEEPSEEK, *latent_config.FIELDS),

@@ -153,7 +153,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         num_kv_heads=_kv_heads(fields, family, heads),
         head_dim=head_dim,
         max_positions=min(positions, MAX_POSITIONS),
-        norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, family.norm_eps),
+        norm_eps=fields.number(family.norm_eps_name, 1e-12, 1.0, family.norm_eps),
         activation=_activation(fields, family, where),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
         qkv_bias=fields.flag("qkv_bias", family.qkv_bias) or bias,
@@ -172,7 +172,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         moe=None if family.moe is None else parse_moe(fields, family.moe, len(kinds)),
         embedding_scale=fields.number("embedding_multiplier", 1e-3, 1e6, 1.0),
         residual_scale=fields.number("residual_multiplier", 1e-3, 1e3, 1.0),
-        logit_scale=1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
+        logit_scale=_logit_scale(fields, family),
         rope_layers=parse_rope_layers(fields, family, kinds),
         latent=latent,
         query_scaling=parse_query_scaling(fields, family, ropes),
@@ -206,9 +206,15 @@ def _kv_heads(fields: Fields, family: Family, heads: int) -> int:
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
+    if not family.reads_head_dim:
+        return _divided(fields, hidden, heads)
     has_default = family.head_dim and (family.default_of_null_head_dim or not fields.null("head_dim"))
     if has_default or "head_dim" in fields:
         return fields.integer("head_dim", 2, 2**10, family.head_dim)
+    return _divided(fields, hidden, heads)
+
+
+def _divided(fields: Fields, hidden: int, heads: int) -> int:
     head_dim, remainder = divmod(hidden, heads)
     if head_dim < 2 or remainder:
         raise fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads})")
@@ -231,6 +237,12 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
     if family.latent is None:
         return scale
     return scale * latent_config.scale_factor(shared_table(fields, family)[FULL])
+
+
+def _logit_scale(fields: Fields, family: Family) -> float:
+    if family.logit_scale:
+        return fields.number("logit_scale", 1e-6, 1e6, family.logit_scale)
+    return 1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0)
 
 
 def _soft_cap(fields: Fields, key: str, default: float, high: float) -> float:

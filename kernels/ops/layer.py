@@ -24,8 +24,8 @@ class DecoderLayer:
     """The weights and options of a decoder layer: norm, attention, norm, MLP. Some models also normalise the outputs of
     attention and of the MLP. Norm weights are [hidden]."""
 
-    before_attention: Tensor | None  # None if and only if before_mlp is None
-    before_mlp: Tensor | None
+    before_attention: Tensor | None
+    before_mlp: Tensor | None  # None: the MLP reads the residual stream, or with `parallel` the input of attention
     after_attention: Tensor | None  # None if and only if after_mlp is None
     after_mlp: Tensor | None
     query_norm: Tensor | None  # [dim], or as joint_head_norms says; None if and only if key_norm is None
@@ -43,6 +43,8 @@ class DecoderLayer:
     sinks: Tensor | None = None
     # query_norm normalises all heads of the queries together and is [heads * dim]; key_norm is [kv heads * dim].
     joint_head_norms: bool = False
+    centred: bool = False  # whether the norm before attention is a layer norm without a bias
+    parallel: bool = False  # whether the MLP has the input of attention, so that both are added to the stream
     rotates_first: bool = False  # whether queries and keys are rotated before query_norm and key_norm
     cache_index: int = 0  # index of the layer's pages in LayerStep.cache
     rotation_index: int = 0  # index of the layer's cos and sin in LayerStep.rotations
@@ -66,7 +68,8 @@ class DecoderLayer:
     @property
     def has_fusable_norms(self) -> bool:
         """Whether kernels that fuse norms with products can compute the norms of this layer."""
-        return self.before_attention is not None and not self.joint_head_norms and not self.rotates_first
+        is_plain = not (self.centred or self.joint_head_norms or self.rotates_first)
+        return is_plain and self.before_attention is not None and self.before_mlp is not None
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -106,16 +109,19 @@ def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: Laye
     implementation may overwrite x and stream.
     """
     norm = ops.norm
-    x, stream = _add_norm(ops, layer, layer.before_attention, x, stream)
-    query = _append(ops, layer, x, step)
+    inputs, stream = _add_norm(ops, layer, layer.before_attention, x, stream)
+    query = _append(ops, layer, inputs, step)
     if step.sampled is not None:
         tokens = step.sampled.tokens
         if not len(tokens):
-            return x[:0], stream[:0]
+            return inputs[:0], stream[:0]
         query = query.index_select(0, tokens)
         stream = stream.index_select(0, tokens)
+        inputs = inputs.index_select(0, tokens) if layer.parallel else inputs
         step = step.only_sampled()
     x = layer.out(_attend(ops, layer, query, step).flatten(1), ops, step)
+    if layer.parallel:
+        return x + layer.mlp(inputs, ops, step), stream
     if layer.after_attention is not None:
         x = norm.rms(x, layer.after_attention, layer.eps, layer.offset)
     x, stream = _add_norm(ops, layer, layer.before_mlp, x, stream)
@@ -130,6 +136,9 @@ def _add_norm(ops: Ops, layer: DecoderLayer, weight: Tensor | None, x: Tensor, s
     if weight is None:
         stream = x + stream
         return stream, stream
+    if layer.centred:
+        stream = x + stream
+        return ops.norm.layer(stream, weight, None, layer.eps), stream
     return ops.norm.add_rms(x, stream, weight, layer.eps, layer.offset)
 
 

@@ -41,27 +41,7 @@ NEW: list[Tiny] = [
         },
     ),
     Tiny("apertus", "apertus", {**LLAMA3}, rewrite=published(mlp_bias=False, post_norm=False, qk_norm=True)),
-    Tiny("cohere", "cohere", {"tie_word_embeddings": True, "logit_scale": 0.5, **rope()}),
     Tiny("cohere-qk", "cohere", {"tie_word_embeddings": True, "use_qk_norm": True, "logit_scale": 0.5, **rope()}),
-    Tiny(
-        "cohere2",
-        "cohere2",
-        {**WINDOWS, **LAST_FULL, "head_dim": 12, "tie_word_embeddings": True, "logit_scale": 0.5, **rope()},
-    ),
-    Tiny(
-        "cohere2-wide",
-        "cohere2",
-        {
-            **WINDOWS,
-            **LAST_FULL,
-            "head_dim": 16,
-            "hidden_size": 64,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-            "logit_scale": 0.5,
-            **rope(),
-        },
-    ),
     Tiny(
         "exaone_moe",
         "exaone_moe",

@@ -200,4 +200,24 @@ PAGES: list[Tiny] = [
         },
     ),
     Tiny("olmoe-one-expert", "olmoe", {**EXPERTS, "num_experts_per_tok": 1, "intermediate_size": 24, **YARN}),
+    Tiny("cohere", "cohere", {"tie_word_embeddings": True, "logit_scale": 0.5, **rope()}),
+    Tiny(
+        "cohere2",
+        "cohere2",
+        {**WINDOWS, **LAST_FULL, "head_dim": 12, "tie_word_embeddings": True, "logit_scale": 0.5, **rope()},
+    ),
+    Tiny(
+        "cohere2-wide",
+        "cohere2",
+        {
+            **WINDOWS,
+            **LAST_FULL,
+            "head_dim": 16,
+            "hidden_size": 64,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "logit_scale": 0.5,
+            **rope(),
+        },
+    ),
 ]

@@ -22,6 +22,15 @@ def _inputs(shape: tuple[int, ...], offset: float, residual: bool, scale: float 
     return make
 
 
+def _layer(shape: tuple[int, ...], biased: bool, shift: float = 0.0) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        x = torch.randn(shape, generator=generator) + shift
+        weight, bias = torch.randn(2, shape[-1], generator=generator) * 0.1 + 1.0
+        return {"x": x.to(dtype), "weight": weight.to(dtype), "bias": bias.to(dtype) if biased else None, "eps": 1e-5}
+
+    return make
+
+
 def _stored(residual: bool, kinds: Mapping[torch.dtype, torch.dtype]) -> Make:
     """Weights keep the dtype of the checkpoint, so their dtype may differ from x's."""
 
@@ -55,4 +64,9 @@ CASES = [
     Case("norm.add_rms", "odd-width", _inputs((3, 61), 0.0, residual=True)),
     Case("norm.add_rms", "half-weight", _stored(True, _HALVES)),
     Case("norm.add_rms", "no-rows", _inputs((0, 64), 0.0, residual=True)),
+    Case("norm.layer", "plain", _layer((5, 96), biased=True)),
+    Case("norm.layer", "no-bias", _layer((5, 96), biased=False)),
+    Case("norm.layer", "odd-width", _layer((3, 61), biased=True)),
+    Case("norm.layer", "no-rows", _layer((0, 64), biased=True)),
+    Case("norm.layer", "far-from-zero", _layer((4, 128), biased=True, shift=30.0)),
 ]

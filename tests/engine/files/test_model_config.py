@@ -36,6 +36,8 @@ VALUES: dict[str, Any] = {
     "max_position_embeddings": 1000,
     "original_max_position_embeddings": 500,
     "rms_norm_eps": 1e-3,
+    "layer_norm_eps": 1e-3,
+    "logit_scale": 0.25,
     "tie_word_embeddings": True,
     "attention_bias": True,
     "attention_out_bias": True,
@@ -143,6 +145,8 @@ SCALED = [variant for variant in FLAT if LONG not in variant.values()]
 
 # Other values that the models of each family may have.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "cohere": [{"vocab_size": 256_000, "use_qk_norm": False, "logit_scale": 0.5}],
+    "cohere2": [{"vocab_size": 256_000}, {"vocab_size": 256_000, "layer_types": LAYERS}],
     "deepseek_v2": [
         *({**DEEPSEEK, "norm_topk_prob": False, "topk_method": "greedy"} | variant for variant in SCALED),
         {**DEEPSEEK, "norm_topk_prob": False, "topk_method": "group_limited_greedy", "scoring_func": "softmax"},
