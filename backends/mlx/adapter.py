@@ -20,12 +20,17 @@ from ...engine.files.peft_names import text_module
 
 
 class _Window:
-    """Mixin for mlx-lm's caches that store every position: a layer with a window reads only the last columns."""
+    """Mixin for mlx-lm's caches that store every position, until `drop`: a layer with a window reads only the last
+    columns."""
 
     keys: mx.array  # [rows, kv heads, columns, dim]
     values: mx.array
     window = 0  # positions that a token sees, including its position; 0: all
     padded = False  # whether rows have padding columns before their first position
+
+    def drop(self, columns: int) -> None:
+        """Drop the first columns, which the window has passed, and free their memory."""
+        self.keys, self.values = (mx.contiguous(x[..., columns:, :]) for x in (self.keys, self.values))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         """New keys and values [rows, kv heads, new, dim] -> the keys and values that the new tokens see."""
@@ -54,8 +59,23 @@ class RowCache(_Window, KVCache):  # type: ignore[misc]
     def __init__(self, window: int = 0) -> None:
         super().__init__()
         self.window = window
+        self.first = 0  # the position of the first column
 
-    def row(self, index: int) -> RowCache:
+    def size(self) -> int:
+        columns: int = self.offset - self.first
+        return columns
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
+        self.offset -= self.first  # mlx-lm's code takes the offset as the number of columns
+        visible = super().update_and_fetch(keys, values)
+        self.offset += self.first
+        return visible
+
+    def drop(self, columns: int) -> None:
+        super().drop(columns)
+        self.first += columns
+
+    def row(self, index: int, length: int) -> RowCache:
         return self
 
 
@@ -65,16 +85,41 @@ class BatchCache(_Window, BatchKVCache):  # type: ignore[misc]
     @classmethod
     def of(cls, rows: list[RowCache]) -> BatchCache:
         """A cache with copies of these sequences. Either all of them are empty, or none."""
-        cache: BatchCache = cls([0] * len(rows)) if rows[0].empty() else cls.merge(rows)
+        columns = max(row.size() for row in rows)
+        padding = [columns - row.size() for row in rows]
+        cache = cls(padding)
         cache.window = rows[0].window
-        cache.padded = len({row.offset for row in rows}) > 1
+        cache.set_padding(padding)
+        if columns:
+            cache.keys = mx.concatenate([_padded(row.keys, row.size(), columns) for row in rows])
+            cache.values = mx.concatenate([_padded(row.values, row.size(), columns) for row in rows])
+            cache._idx = columns
         return cache
 
-    def row(self, index: int) -> RowCache:
-        """A copy of the cache of one sequence."""
-        cache: RowCache = RowCache.from_state(self.extract(index).state)
-        cache.window = self.window
+    def set_padding(self, padding: list[int]) -> None:
+        """Set the number of padding columns before the first position of each row."""
+        self.padding = padding
+        self.padded = any(padding)
+        self.left_padding = mx.array(padding)
+
+    def drop(self, columns: int) -> None:
+        super().drop(columns)
+        self._idx -= columns
+        self.set_padding([max(0, padding - columns) for padding in self.padding])
+
+    def row(self, index: int, length: int) -> RowCache:
+        """A copy of the cache of one sequence, which has `length` positions."""
+        cache = RowCache(self.window)
+        start, end = self.padding[index], self._idx
+        cache.keys, cache.values = (mx.contiguous(x[index : index + 1, :, start:end]) for x in (self.keys, self.values))
+        cache.offset = length
+        cache.first = length - (end - start)
         return cache
+
+
+def _padded(array: mx.array, size: int, columns: int) -> mx.array:
+    """The first `size` columns [1, kv heads, columns, dim], after padding columns."""
+    return mx.pad(array[..., :size, :], [(0, 0), (0, 0), (columns - size, 0), (0, 0)])
 
 
 def mix(part: nn.Module, kind: type, **values: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from ...engine.cache_plan import CachePages, cache_groups
 from ...engine.errors import ContextRefused, ModelRefused
 from ...engine.files.families import FAMILIES
 from ...engine.files.model_files import ModelFiles
@@ -15,15 +16,15 @@ from ...engine.files.tied_head import with_stored_head
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
-from ...engine.runner import CacheGroup, Runner, RunnerSpec
+from ...engine.runner import Runner, RunnerSpec
 from .adapter import find_targets
 from .architectures import is_described
-from .cache import Caches
+from .cache import Caches, LayerShape
 from .families import set_context
 from .loading import DTYPES, Loaded, expected_bytes, load
 from .lora import AdapterSlots, slot_bytes
 from .machine import memory
-from .plan import Planner
+from .plan import Planner, Window, kept_columns
 from .runner import MlxRunner
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -73,12 +74,16 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         spec = _plan(files, options, loaded, max(0, free - loaded.bytes), slot)
         if is_described(files.config):
             set_context(loaded.model, spec.max_context)
-        [pages] = spec.groups
         adapters = AdapterSlots(targets, options.adapter_rank, dtype, files.tensors)
-        caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
-    room = ROOM * pages.tokens
+        pages, *windows = spec.groups
+        caches = Caches(loaded.shapes, pages.num_pages, pages.page_size, sum(group.num_pages for group in windows))
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
-    planner = Planner(pages.page_size, room, min(loaded.bytes // token_bytes, room // 4))
+    room = ROOM * spec.cache_bytes // 2 // token_bytes
+    window = None
+    if windows:
+        share = sum(shape.token_bytes for shape in loaded.shapes if shape.window) / token_bytes
+        window = Window(windows[0].window, pages.num_pages, share)
+    planner = Planner(pages.page_size, room, min(loaded.bytes // token_bytes, room // 4), window)
     return MlxRunner(loaded, adapters, spec, planner, caches, stream)
 
 
@@ -101,26 +106,23 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int, sl
     """The spec of the runner. Half of the cache memory is for pages, the other half for groups, whose rows have all
     their positions. Adapter slots, of `slot` bytes each, get what the cache leaves."""
     config = files.config
-    page_bytes = 2 * sum(shape.token_bytes for shape in loaded.shapes) * (options.page_size or PAGE_SIZE)
-    memory = _measure(files, options, free + loaded.bytes, loaded.bytes, loaded.token_bytes, page_bytes)
-    page_size = memory.page_size
-    num_pages = memory.num_pages
+    memory = _measure(files, options, free + loaded.bytes, loaded.bytes, loaded.token_bytes, loaded.shapes)
     context = memory.context
-    fitting = num_pages * page_size
+    fitting = memory.num_pages * memory.page_size
     if fitting < (options.context or 1):
         raise ModelRefused(
             f"{files.name}: a context of {context} tokens needs {_size(memory.cache_bytes(context))} of KV cache, but "
-            f"{_size(num_pages * page_bytes)} are allowed",
+            f"{_size(memory.planned_cache)} are allowed",
             "ask for a shorter context, or allow a larger cache",
             memory.numbers(),
         )
-    slots = fitting_slots(options.adapter_slots, slot, free - num_pages * page_bytes)
+    slots = fitting_slots(options.adapter_slots, slot, free - memory.planned_cache)
     return RunnerSpec(
         vocab_size=config.vocab_size,
-        max_tokens=max(options.max_step_tokens or STEP_TOKENS, options.max_rows),
+        max_tokens=_step_tokens(options),
         max_rows=options.max_rows,
         max_context=min(context, fitting),
-        groups=(CacheGroup(page_size, num_pages),),
+        groups=cache_groups(memory, _window(loaded.shapes)),
         num_adapters=slots,
         adapters_per_step=slots,
         slots_hint=slots_hint(options.adapter_slots, slot),
@@ -132,41 +134,53 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int, sl
         warnings=files.warnings,
         weight_bytes=loaded.bytes,
         token_bytes=loaded.token_bytes,
-        cache_bytes=num_pages * page_bytes,
+        cache_bytes=memory.planned_cache,
     )
 
 
 def _measure(
-    files: ModelFiles, options: LoadOptions, free: int, weights: int, token_weights: int, page_bytes: int
+    files: ModelFiles, options: LoadOptions, free: int, weights: int, token_weights: int, shapes: Sequence[LayerShape]
 ) -> MemoryPlan:
-    """The memory of a model: `weights` bytes of weights (a token reads `token_weights` bytes of them), and pages of
-    `page_bytes` bytes. `free`: bytes before the load. Without a setting, the cache is no larger than the rows need,
+    """The memory of a model with layers of these shapes and `weights` bytes of weights, of which a token reads
+    `token_weights` bytes. `free`: bytes before the load. Without a setting, the cache is no larger than the rows need,
     because other programs also need memory. Raises ModelRefused for a context above that of the model."""
     limit = files.config.max_positions
     context = limit if options.context is None else options.context
     if not 1 <= context <= limit:
         raise ContextRefused(files.name, context, limit)
     page_size = options.page_size or PAGE_SIZE
-    room = int(max(0, free - weights) * CACHE_SHARE)
-    if options.cache_bytes is not None:
-        room = options.cache_bytes
-    max_pages = room // page_bytes
-    num_pages = max_pages
-    if options.cache_bytes is None:
-        need = max(context, options.max_rows * min(context, ROW_TOKENS))
-        num_pages = min(max_pages, -(-need // page_size))
+    window = _window(shapes)
+    sliding = sum(shape.token_bytes for shape in shapes if shape.window)
+    full = sum(shape.token_bytes for shape in shapes if not shape.window)
+    pages = CachePages.of(
+        page_size, 2 * page_size * full, 2 * page_size * sliding, kept_columns(window), context, _step_tokens(options)
+    )
+    room = int(max(0, free - weights) * CACHE_SHARE) if options.cache_bytes is None else options.cache_bytes
+    size = pages.size(room, context, options.max_rows, ROW_TOKENS if options.cache_bytes is None else None)
     return MemoryPlan(
         free=free,
         weights=weights,
         token_bytes=token_weights,
         adapters=0,  # the slots take memory as adapters are loaded, beside the cache
         page_size=page_size,
-        page_bytes=page_bytes,
-        num_pages=num_pages,
-        max_pages=max_pages,
+        page_bytes=pages.page_bytes,
+        num_pages=size.pages,
+        max_pages=size.max_pages,
         context=context,
         max_positions=limit,
+        window=pages.window,
+        window_pages=pages.window.count(size.pages, size.rows),
+        max_window_pages=size.max_window_pages,
     )
+
+
+def _window(shapes: Sequence[LayerShape]) -> int:
+    """The widest window; 0: no layer has one."""
+    return max(shape.window for shape in shapes)
+
+
+def _step_tokens(options: LoadOptions) -> int:
+    return max(options.max_step_tokens or STEP_TOKENS, options.max_rows)
 
 
 def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
@@ -177,13 +191,17 @@ def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     if not is_described(config):
         raise ModelRefused(f"the memory of {config.model_type:.50} is known only after mlx-lm has loaded it")
     dtype = options.dtype if options.dtype in DTYPES else config.dtype
-    item_bytes = DTYPES[dtype].size if dtype in DTYPES else mx.float16.size
-    token_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
+    kind = DTYPES.get(dtype, mx.float16)
+    shapes = [
+        LayerShape(
+            config.num_kv_heads, config.head_dim, config.head_dim, kind, config.window if name == "sliding" else 0
+        )
+        for name in config.layer_kinds
+    ]
     weights = expected_bytes(files.tensors.values(), options)
     embedding = [tensor for name, tensor in files.tensors.items() if name == EMBEDDING and not config.tie_embeddings]
     token_weights = weights - expected_bytes(embedding, options)
-    page_bytes = token_bytes * (options.page_size or PAGE_SIZE)
-    return _measure(files, options, _memory()[1], weights, token_weights, page_bytes)
+    return _measure(files, options, _memory()[1], weights, token_weights, shapes)
 
 
 def _size(count: int) -> str:

@@ -180,7 +180,7 @@ class MlxRunner:
         for make, call, write in plan.temporary:
             self._caches.make(make)
             outputs.append(self._compute_now(call, batch, tokens))
-            self._caches.write([write], [])
+            self._caches.write_pages([write])
             self._caches.pool.settle()
             del self._caches.groups[call.group]
         for make in plan.makes:
@@ -214,7 +214,7 @@ class MlxRunner:
         step must end: MLX copies the whole pool if a step still reads it."""
         if plan.writes_pages:
             mx.synchronize(self._stream)
-        self._caches.write(plan.writes, plan.copies)
+        self._caches.write(plan)
         self._caches.pool.settle()
         self._caches.keep({*self._planner.groups, *plan.sources})
 
@@ -302,7 +302,7 @@ class MlxRunner:
                 self._idle_timer.restart()
                 return
             try:
-                self._caches.write(self._planner.release_all().writes, [])
+                self._caches.write(self._planner.release_all())
                 self._caches.keep(())
                 self._caches.pool.settle()
             except (RuntimeError, MemoryError):

@@ -85,7 +85,7 @@ def test_narrower_window_of_cache_and_layer_counts() -> None:
 
 
 def test_row_of_a_batch_keeps_its_window() -> None:
-    cache = BatchCache.of([row(3, 4), row(8, 4)]).row(0)
+    cache = BatchCache.of([row(3, 4), row(8, 4)]).row(0, 3)
     assert (cache.offset, cache.window) == (3, 4)
     assert np.array(cache.keys)[0, 0, :, 0].tolist() == [0, 1, 2]
 

@@ -78,7 +78,7 @@ def uneven(caches: Caches) -> ResidentGroup:
 def test_written_pages_are_read(caches: Caches, rows: int, length: int) -> None:
     begin(caches, 1, rows)
     extend(caches.groups[1], length)
-    caches.write([Write(1, [Span(rows - 1, length, 0, SCATTERED)])], [])
+    caches.write_pages([Write(1, [Span(rows - 1, length, 0, SCATTERED)])])
     assert caches.pool.changed
     caches.pool.settle()
     caches.make(Make(2, [Source(length, 0, 0, SCATTERED)]))
@@ -91,7 +91,7 @@ def test_rows_of_unequal_length_are_gathered_and_written(caches: Caches) -> None
     group = uneven(caches)
     before = rows_of(group)
     spans = [Span(0, 37, 20, SCATTERED), Span(1, 9, 0, [20, 21, 22])]
-    caches.write([Write(9, spans)], [])
+    caches.write_pages([Write(9, spans)])
     pool = [np.array(x) for x in (caches.pool.keys[0], caches.pool.values[1])]
     for span in spans:
         columns = caches.pool.columns(span.pages, span.start, span.length)
