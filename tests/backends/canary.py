@@ -23,6 +23,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.lora import Adapter
+
 KEYS, SYMBOLS, BACK = 5, 16, 19
 VOCAB = SYMBOLS + KEYS
 SHIFTS = (0, 3, 5, 10, 14)
@@ -110,6 +113,12 @@ def save_adapter(folder: Path, shift: int) -> Path:
     tensors = {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def adapter(folder: Path) -> Adapter:
+    """The adapter with shift 2, which is saved in the folder."""
+    save_adapter(folder, 2)
+    return Adapter("adapter", str(folder), read_adapter(folder).version)
 
 
 def _config(units: int, context: int) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.mlx.plan import PATIENCE, STEP, Call, Make, Plan, Planner, Source, Span
+from localllm.backends.mlx import plan as planning
+from localllm.backends.mlx.plan import PATIENCE, STEP, Call, Make, Plan, Planner, Source, Span, Window, kept_columns
 from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
 from localllm.engine.errors import OutOfMemory
@@ -25,6 +26,15 @@ ROOMY = 99 * STEP
 
 
 @dataclass
+class Cells:
+    """The cells of a row: of all positions, and in the layers with a window of positions `first`…"""
+
+    full: list[Any]
+    window: list[Any] = field(default_factory=list)
+    first: int = 0
+
+
+@dataclass
 class PlanDevice(TokenDevice):
     """Stores the expected cells after each step, and groups and a pool that only plans change."""
 
@@ -34,19 +44,19 @@ class PlanDevice(TokenDevice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.planner = Planner(self.spec.groups[0].page_size, self.room, self.group_columns)
-        self.groups: dict[int, list[list[Any]]] = {}
-        self.pool = np.full_like(self.cells[0], -2)
+        pages, *windows = self.spec.groups
+        self.size = pages.page_size
+        self.window = windows[0].window if windows else 0
+        window = Window(self.window, pages.num_pages, 0.5) if windows else None
+        self.planner = Planner(self.size, self.room, self.group_columns, window)
+        self.groups: dict[int, list[Cells]] = {}
+        self.pools = [np.full_like(cells, -2) for cells in self.cells]
 
     def compute(self, batch: Batch) -> StepResult:
         answer = super().compute(batch)
         plan = self.planner.plan(batch)
         self.plans.append(plan)
-        for write in plan.writes:
-            self.write_pages(write.group, write.spans)
-        if plan.copies:
-            sources, targets = np.array(plan.copies).T
-            self.pool[targets] = self.pool[sources]
+        self.move(plan)
         self.keep({*self.planner.groups, *plan.sources})
         computed: list[int] = []
         for temporary in plan.temporary:
@@ -63,37 +73,65 @@ class PlanDevice(TokenDevice):
         assert self.groups.keys() == set(self.planner.groups)
         return answer
 
+    def move(self, plan: Plan) -> None:
+        for write in plan.writes:
+            self.write_pages(write.group, write.spans)
+        for pool, copies in zip(self.pools, (plan.copies, plan.window_copies), strict=False):
+            if copies:
+                sources, targets = np.array(copies).T
+                pool[targets] = pool[sources]
+        for group, columns in plan.drops:
+            left = max(len(row.window) for row in self.groups[group]) - columns
+            for row in self.groups[group]:
+                row.first += max(0, len(row.window) - left)
+                row.window = row.window[-left:]
+
     def keep(self, groups: Any) -> None:
         self.groups = {number: rows for number, rows in self.groups.items() if number in groups}
 
     def write_pages(self, group: int, spans: list[Span]) -> None:
-        size = self.spec.groups[0].page_size
         for span in spans:
             row = self.groups[group][span.row]
-            assert len(row) == span.length > span.start
+            assert len(row.full) == span.length > span.start
             for position in range(span.start, span.length):
-                self.pool[span.pages[position // size], position % size] = row[position]
+                page, offset = divmod(position, self.size)
+                self.pools[0][span.pages[page], offset] = row.full[position]
+                if span.window_pages and span.window_pages[page]:
+                    self.pools[1][span.window_pages[page], offset] = row.window[position - row.first]
 
     def make(self, make: Make) -> None:
         moved = [(source.group, source.row) for source in make.sources if source.group]
         assert len(set(moved)) == len(moved)
         self.groups[make.group] = [self.row(source) for source in make.sources]
 
-    def row(self, source: Source) -> list[Any]:
+    def row(self, source: Source) -> Cells:
         if not source.group:
-            return self.pool[source.pages].reshape(-1, 3)[: source.length].tolist()
+            window = []
+            if self.window:
+                window = self.pools[1][source.window_pages].reshape(-1, 3)[source.first : source.length].tolist()
+            full = self.pools[0][source.pages].reshape(-1, 3)[: source.length].tolist()
+            return Cells(full, window, source.first)
         row = self.groups[source.group][source.row]
-        assert len(row) == source.length or len(self.groups[source.group]) == 1, "only a group of one row is cut"
-        return row[: source.length]
+        assert len(row.full) == source.length or len(self.groups[source.group]) == 1, "only a group of one row is cut"
+        return Cells(row.full[: source.length], row.window[: source.length - row.first], row.first)
 
     def call(self, call: Call, batch: Batch) -> list[int]:
         rows = self.groups[call.group]
         assert len(rows) == len(call.rows)
-        for cells, index in zip(rows, call.rows, strict=True):
+        for row, index in zip(rows, call.rows, strict=True):
             end = int(batch.context_lens[index])
-            expected = self.cells[0][batch.page_tables[0][index]].reshape(-1, 3)[:end].tolist()
-            cells += expected[end - call.new :]
-            assert cells == expected
+            full, *windows = [
+                cells[table[index]].reshape(-1, 3)[:end].tolist()
+                for cells, table in zip(self.cells, batch.page_tables, strict=True)
+            ]
+            row.full += full[end - call.new :]
+            assert row.full == full
+            for window in windows:
+                row.window += window[end - call.new :]
+                read = max(0, end - call.new + 1 - self.window)
+                assert row.first <= read
+                assert row.window[read - row.first :] == window[read:]
+                assert len(row.window) <= kept_columns(self.window) + call.new
         return call.rows
 
 
@@ -120,6 +158,37 @@ def test_every_row_has_the_positions_of_its_pages(
 ) -> None:
     spec = replace(SPEC, groups=(CacheGroup(4, pages),), overlap=overlap)
     device = PlanDevice(spec, room=room, group_columns=padding)
+    check_traffic(device, seed)
+    kinds = {origin(make) for plan in device.plans for make in plan.makes}
+    assert kinds >= {"empty", "pages", "rows"} or room < ROOMY or not padding
+    assert any(plan.temporary for plan in device.plans) == (room < ROOMY)
+
+
+@pytest.mark.parametrize(
+    ("room", "pages", "window", "window_pages", "overlap"),
+    [
+        (ROOMY, 128, 9, 40, False),
+        (ROOMY, 60, 5, 16, True),
+        (50, 128, 9, 30, True),
+        (0, 60, 9, 20, True),
+        (ROOMY, 128, 30, 60, True),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_every_row_has_its_window(
+    room: int, pages: int, window: int, window_pages: int, overlap: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of the layers with a window have other rows again while rows that had them before still compute."""
+    monkeypatch.setattr(planning, "STEP", 4)
+    groups = CacheGroup(4, pages), CacheGroup(4, window_pages, window)
+    device = PlanDevice(replace(SPEC, groups=groups, overlap=overlap, max_tokens=16), room=room)
+    check_traffic(device, seed)
+    assert any(plan.drops for plan in device.plans) == (room > 0)
+
+
+def check_traffic(device: PlanDevice, seed: int) -> None:
+    """Requests come, go and are cancelled: each gets the answer that it gets alone."""
+    room = device.room
     engine, rng = Engine(device), np.random.default_rng(seed)
     waiting, deltas, ended = requests(rng, 24), list[Any](), set[str]()
     submitted = {request.id: request for request in waiting}
@@ -131,19 +200,15 @@ def test_every_row_has_the_positions_of_its_pages(
             engine.cancel(name)
             ended.add(name)
         if rng.random() < 0.02:
-            for write in device.planner.release_all().writes:
-                device.write_pages(write.group, write.spans)
+            device.move(device.planner.release_all())
             device.groups.clear()
         deltas += engine.step()
         if room:
-            assert device.planner.columns <= max(room, 8 * STEP)
+            assert device.planner.columns <= max(room, 8 * planning.STEP)
     for name, tokens in outputs(deltas).items():
-        assert name in ended or tokens == solo(submitted[name])
+        assert name in ended or tokens == solo(submitted[name], device.spec)
     device.planner.release_all()
     assert not device.planner._owners
-    kinds = {origin(make) for plan in device.plans for make in plan.makes}
-    assert kinds >= {"empty", "pages", "rows"} or room < ROOMY or not padding
-    assert any(plan.temporary for plan in device.plans) == (room < ROOMY)
 
 
 def origin(make: Make) -> str:
@@ -190,7 +255,7 @@ def test_row_with_a_shared_prefix_reads_its_pages(planner: Planner) -> None:
     planned(planner, Row(text(10), 0, [1, 2, 3]))
     plan = planned(planner, Row([5], 10, [1, 2, 3]), Row(text(9), 8, [1, 2, 4, 5, 6]))
     [make] = plan.makes
-    assert make.sources == [Source(8, 0, 0, [1, 2])]
+    assert make.sources == [Source(8, 0, 0, [1, 2], [], 0)]
     assert len(plan.writes) == 1
 
 

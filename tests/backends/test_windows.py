@@ -20,21 +20,21 @@ from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.memory_plan import measure, plan
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.files.adapter_files import read_adapter
-from localllm.engine.files.model_config import parse_config
+from localllm.engine.files.model_config import ModelConfig, parse_config
 from localllm.engine.files.model_files import read_model
 from localllm.engine.kv import KVCache
-from localllm.engine.lora import Adapter
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import CacheGroup, Runner, RunnerSpec, page_bytes
 from localllm.kernels.ops.layer import Layer
 
-from ..engine.cache_check import check_cache
 from . import canary
 from .batches import Row, make_batch
 from .conformance import BUDGET, PAGE, Conformance, Conversation, Planned
 from .tape import Tape
 from .tiny import TINIES, VOCAB, Tiny
+from .traffic import Traffic
+
+slow = pytest.mark.slow
 
 WIDE = replace(BUDGET, cache_bytes=2 * 120 * page_bytes(PAGE, 1, 64, 1, 4))
 TIGHT = replace(WIDE, max_rows=6, max_step_tokens=32, context=128)
@@ -96,42 +96,15 @@ def test_a_window_that_is_too_narrow_is_noticed(tmp_path: Path) -> None:
     assert talk.finish()["a"] != canary.walk(prompt, 20)
 
 
-@pytest.mark.parametrize(("graphs", "count"), [("off", 500), ("breakable", 100)])
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize(
+    ("graphs", "count"), [("off", 60), pytest.param("off", 500, marks=slow), pytest.param("breakable", 500, marks=slow)]
+)
 def test_requests_come_and_go(tmp_path: Path, overlap: bool, graphs: Graphs, count: int) -> None:
     """Joins, leaves, cancels, prefix hits and preemptions, also with an adapter: no wrong token, no lost page."""
     device = DEVICE if graphs == "off" else TAPED
     runner = opened(tmp_path, replace(TIGHT, graphs=graphs, cache_bytes=WIDE.cache_bytes // 4), device)
-    talk = Conversation(Planned(runner, overlap=overlap))
-    folder = canary.save_adapter(tmp_path / "adapter", 2)
-    adapter = Adapter("adapter", str(folder), read_adapter(folder).version)
-    talk.engine.register_adapter(adapter)
-    rng = np.random.default_rng(5 + overlap)
-    bases = [canary.prompt(key, 70, seed=key) for key in range(canary.KEYS)]
-    expected: dict[str, list[int]] = {}
-    cache = talk.engine._scheduler._cache
-    while len(expected) < count or talk.engine.has_work:
-        if len(expected) < count and rng.random() < 0.5:
-            base = bases[int(rng.integers(canary.KEYS))]
-            tail = rng.integers(0, canary.SYMBOLS, int(rng.integers(1, 12))).tolist()
-            prompt = [*base[: int(rng.integers(22, 70))], *tail]
-            shift = 2 * int(rng.random() < 0.3)
-            name = f"r{len(expected)}"
-            length = int(rng.integers(1, 45))
-            expected[name] = canary.walk(canary.under(prompt, shift), length)
-            talk.submit(name, prompt, length, adapter=adapter if shift else None)
-        if expected and rng.random() < 0.05:
-            talk.engine.cancel(str(rng.choice(list(expected))))
-        talk.step()
-    for name, tokens in expected.items():
-        assert talk.tokens[name] == tokens[: len(talk.tokens[name])], name
-    stats = talk.engine.stats()
-    assert stats.preemptions > 0
-    assert stats.prefix_hit_tokens > count
-    assert 0 < sum(reason != "length" for reason in talk.finishes.values()) < count / 2, "some were cancelled, not most"
-    check_cache(cache, [])
-    cache.evict_all()
-    assert [len(group.pool) for group in cache._groups] == [group.num_pages for group in runner.spec.groups]
+    Traffic(count, canary.adapter(tmp_path / "adapter"), seed=5 + overlap).check(runner, overlap=overlap)
     runner.close()
 
 
@@ -249,6 +222,12 @@ GPT_OSS_20B = {
 CONTEXT = 131_072
 
 
+def needed_bytes(config: ModelConfig) -> int:
+    """Bytes of the bfloat16 keys and values that the next token of a sequence of CONTEXT positions reads."""
+    positions = [CONTEXT if kind == "full" else config.window for kind in config.layer_kinds]
+    return 2 * config.num_kv_heads * config.head_dim * 2 * sum(positions)
+
+
 @pytest.mark.parametrize("config", [GEMMA3_27B, GPT_OSS_20B], ids=["gemma3-27b", "gpt-oss-20b"])
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("device", [DEVICE, CUDA], ids=["cpu", "cuda"])
@@ -258,9 +237,7 @@ def test_cache_of_a_long_context_is_little_more_than_the_windows_need(
     """128k positions fit in 1.15 times the keys and values that the layers read, with any number of rows."""
     parsed = parse_config(config)
     files: Any = SimpleNamespace(config=parsed, name="model", warnings=())
-    token = 2 * parsed.num_kv_heads * parsed.head_dim * 2
-    positions = [CONTEXT if kind == "full" else parsed.window for kind in parsed.layer_kinds]
-    needed = token * sum(positions)
+    needed = needed_bytes(parsed)
     plain = replace(device, meter=None)
     options = LoadOptions(context=CONTEXT, max_rows=rows, cache_bytes=int(1.15 * needed))
     memory = measure(files, options, 200 * GIB, torch.bfloat16, GIB, plain)
