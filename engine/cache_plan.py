@@ -1,5 +1,5 @@
-"""Computes the pages of the KV cache: a group of pages for the layers that keep all positions, and one for the layers
-with a sliding window, which keep the positions that their window still reads."""
+"""Computes the size of the cache: a group of pages for the layers that keep all positions, one for the layers with a
+sliding window, which keep the positions that their window still reads, and recurrent states with their snapshots."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from .runner import CacheGroup
 # If memory is short, the cache has room for the windows of at most as many rows as have this number of windows of
 # positions each in the layers without a window: longer rows need more pages there, and not more windows.
 ROW_WINDOWS = 4
+STATE_SHARE = 0.5  # share of the cache that states and snapshots may have, if there are several rows
+MAX_SNAPSHOTS = 64  # of recurrent states, if the maximum number of rows is not larger
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The number of pages in the layers that keep all positions, and the number of rows whose windows fit. If memory is
-    short, these are fewer than the maximum rows, so that one sequence of the requested context fits."""
+    """The number of pages in the layers that keep all positions, and the number of rows whose windows and states fit.
+    If memory is short, these are fewer than the maximum rows, so that one sequence of the requested context fits."""
 
     pages: int
     rows: int
     max_pages: int  # as MemoryPlan.max_pages
     max_window_pages: int  # as MemoryPlan.max_window_pages
+    snapshots: int  # of recurrent states
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class CachePages:
     page_size: int
     page_bytes: int
     window: WindowPages = NO_WINDOW
+    state_bytes: int = 0  # of the recurrent states of a sequence in all layers
 
     @classmethod
     def of(
@@ -49,8 +53,9 @@ class CachePages:
         return cls(page_size, page_bytes, pages)
 
     def bytes(self, pages: int, rows: int) -> int:
-        """Bytes of a cache with `pages` pages in the layers that keep all positions, and the windows of `rows` rows."""
-        return pages * self.page_bytes + self.window.bytes(pages, rows)
+        """Bytes of a cache with `pages` pages in the layers that keep all positions, and for each of `rows` rows a
+        window, a state and a snapshot."""
+        return pages * self.page_bytes + self.window.bytes(pages, rows) + 2 * rows * self.state_bytes
 
     def largest(self, limit: int, rows: int, wanted: int) -> int:
         """The largest number of pages, at most `wanted`, for which a cache with the windows of `rows` rows has at most
@@ -70,10 +75,19 @@ class CachePages:
         if self.window.page_bytes:
             max_window_pages = (limit - max_pages * self.page_bytes) // self.window.page_bytes
         pages = self.largest(limit, rows, wanted)
-        while rows > 1 and pages < min(wanted, max(context_pages, ROW_WINDOWS * rows * self.window.row_pages)):
+        while rows > 1 and (
+            pages < min(wanted, max(context_pages, ROW_WINDOWS * rows * self.window.row_pages))
+            or 2 * rows * self.state_bytes > STATE_SHARE * limit
+        ):
             rows //= 2
             pages = self.largest(limit, rows, wanted)
-        return CacheSize(pages, rows, max_pages, max_window_pages)
+        return CacheSize(pages, rows, max_pages, max_window_pages, self._snapshots(limit, pages, rows))
+
+    def _snapshots(self, limit: int, pages: int, rows: int) -> int:
+        if not self.state_bytes:
+            return 0
+        others = max(0, limit - self.bytes(pages, rows)) // self.state_bytes
+        return max(rows, min(rows + others, MAX_SNAPSHOTS))
 
 
 def cache_groups(memory: MemoryPlan, window: int) -> tuple[CacheGroup, ...]:

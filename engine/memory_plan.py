@@ -53,6 +53,9 @@ class MemoryPlan:
     window: WindowPages = NO_WINDOW
     window_pages: int = 0  # as num_pages, in the layers with a window
     max_window_pages: int = 0  # as max_pages, in the layers with a window
+    state_bytes: int = 0  # of the recurrent states of one sequence; the cache has a state and a snapshot for each
+    num_states: int = 0  # of a load with the options of this plan
+    num_snapshots: int = 0  # of a load with the options of this plan
 
     @property
     def weights_fit(self) -> bool:
@@ -61,13 +64,14 @@ class MemoryPlan:
     @property
     def max_cache(self) -> int:
         """Maximum bytes of the KV cache. A setting may give the cache more memory than is free."""
-        limit = self.max_pages * self.page_bytes + self.max_window_pages * self.window.page_bytes
+        limit = self.max_pages * self.page_bytes + self.max_window_pages * self.window.page_bytes + 2 * self.state_bytes
         return min(limit, max(0, self.free - self.weights - self.workspace))
 
     @property
     def planned_cache(self) -> int:
         """Bytes of the KV cache of a load with the options of this plan."""
-        return self.num_pages * self.page_bytes + self.window_pages * self.window.page_bytes
+        states = (self.num_states + self.num_snapshots) * self.state_bytes
+        return self.num_pages * self.page_bytes + self.window_pages * self.window.page_bytes + states
 
     @property
     def remaining(self) -> int:
@@ -81,7 +85,7 @@ class MemoryPlan:
     def _bytes(self, pages: int, parallel: int) -> int:
         """Bytes of KV cache for `parallel` sequences of `pages` pages each."""
         count = parallel * pages
-        return count * self.page_bytes + self.window.bytes(count, parallel)
+        return count * self.page_bytes + self.window.bytes(count, parallel) + 2 * parallel * self.state_bytes
 
     def fits(self, context: int, parallel: int = 1) -> bool:
         """Whether the weights and the KV cache of `parallel` sequences of `context` positions fit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -14,6 +15,8 @@ from ...engine.options import LoadOptions
 from ...engine.runner import CacheGroup, page_bytes
 from .device import Device
 
+INTERVAL = 256  # positions between snapshots; a longer interval takes fewer copies, and recomputes more after a hit
+CONTEXT_INTERVALS = 16  # a context has at least this number of intervals
 SCALE_BYTES = 4  # of a head of a token in an int8 KV cache
 
 
@@ -23,8 +26,9 @@ def cache_pages(config: ModelConfig, page_size: int, dtype: torch.dtype, context
     scale = SCALE_BYTES if dtype == torch.int8 else 0
     layer = page_bytes(page_size, heads, dim + scale, 1, dtype.itemsize, parts)
     sliding = config.layer_kinds.count("sliding")
-    full = config.num_layers - sliding
-    return CachePages.of(page_size, layer * full, layer * sliding, config.window, context, step_tokens)
+    full = len(config.attention_layers) - sliding
+    pages = CachePages.of(page_size, layer * full, layer * sliding, config.window, context, step_tokens)
+    return replace(pages, state_bytes=config.state_bytes)
 
 
 def cache_limit(pages: CachePages, options: LoadOptions, device: Device, free: int, context: int) -> int:
@@ -42,6 +46,12 @@ def cache_groups(memory: MemoryPlan, window: int) -> tuple[CacheGroup, ...]:
     return cache_plan.cache_groups(memory, window)[0 if memory.page_bytes else -1 :]
 
 
+def snapshot_interval(context: int, page_size: int) -> int:
+    """Positions between the snapshots of a sequence: a multiple of the page size."""
+    return max(1, min(INTERVAL, context // CONTEXT_INTERVALS) // page_size) * page_size
+
+
 def layer_groups(config: ModelConfig, groups: Sequence[CacheGroup]) -> list[int]:
-    """For each layer, the index of its cache group."""
-    return [int(kind == "sliding" and len(groups) > 1) for kind in config.layer_kinds]
+    """For each layer with pages, the index of its cache group."""
+    kinds = [config.layer_kinds[layer] for layer in config.attention_layers]
+    return [int(kind == "sliding" and len(groups) > 1) for kind in kinds]

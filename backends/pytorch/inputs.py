@@ -16,6 +16,8 @@ from torch import Tensor
 from ...engine.batch import Batch, Ints
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
+from ...kernels.ops.scan import RunScan, run_scan
+from ...kernels.ops.state import StateRows
 from ...kernels.ops.step import Adapters, Places
 from ...kernels.ops.streams import IN_ORDER, Streams
 from .adapter_inputs import NO_ADAPTERS, AdapterInputs, BatchAdapters, write_padded
@@ -36,6 +38,8 @@ class Step:
     last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
     streams: Streams = IN_ORDER  # as in LayerStep; a second stream only in a captured step
     other_places: tuple[Places, ...] = ()  # places in the cache groups 1, 2, …
+    state_rows: StateRows | None = None  # None: the step is traced
+    run_scan: RunScan = run_scan  # as in LayerStep
 
     @property
     def places(self) -> tuple[Places, ...]:
@@ -114,7 +118,7 @@ class Inputs:
         self._max_rows = max(spec.max_rows, *spec.graph_rows, 1)
         max_tokens = max(spec.max_tokens, *spec.graph_tokens, 1)
         words = (2 + 2 * len(self._groups)) * max_tokens
-        words += (9 + len(_SETTINGS) + self._pages * len(self._groups)) * (self._max_rows + 1)
+        words += (10 + len(_SETTINGS) + self._pages * len(self._groups)) * (self._max_rows + 1)
         self.adapters = AdapterInputs(max_tokens, self._max_rows, spec.num_adapters, device)
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
@@ -169,7 +173,7 @@ class Inputs:
         Padding rows get inert values, which change nothing."""
         host = next(self._hosts)
         contexts = batch.positions + np.int32(1)
-        columns = [batch.tokens, batch.positions, contexts, batch.carry, *_row_settings(batch)]
+        columns = [batch.tokens, batch.positions, contexts, batch.carry, batch.states, *_row_settings(batch)]
         numbers = host.numpy()
         fixed = 0  # becomes the number of words in all columns except the page tables
         for table in batch.page_tables:
@@ -235,7 +239,7 @@ class Inputs:
             Places(replace(rows, group=group), column.view(torch.int64)) for group, column in enumerate(slots)
         ]
         step = Step(token_ids, positions, first.slots, last, first.rows, adapters)
-        return replace(step, other_places=tuple(others))
+        return replace(step, other_places=tuple(others), state_rows=StateRows(first.rows, empty))
 
     def fill_tokens(self, batch: Batch, frame: Step) -> Sent:
         """Start the copy of a step to a `token_frame`. Padding tokens get inert values, which change nothing."""
@@ -287,6 +291,7 @@ class Inputs:
             "last": [ends[samples]],
             "row_starts": [batch.row_starts],
             "context_lens": [contexts],
+            "states": [batch.states],
             **_sample_settings(batch),
         }
         if carried:
@@ -335,6 +340,7 @@ class Inputs:
             first.rows,
             *adapters,
             other_places=tuple(others),
+            state_rows=StateRows(first.rows, columns["states"]),
         )
         floats = columns["floats"].view(torch.float32)
         integers = columns["integers"]
@@ -359,7 +365,7 @@ _FIXED = ("samples", "tokens", "positions", "last")
 
 # Columns of a captured decode step with one word per row, and their inert values. The slots come before these columns,
 # the settings after them.
-_FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
+_FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1, "states": -1}
 _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
 
 

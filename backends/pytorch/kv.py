@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...engine.batch import Ints
 from ...kernels.ops.step import Cache
+from .copies import copy_entries
 from .device import Device
+from .states import States
 
 COPY_PAGES = 64  # number of pages, of all layers together, that are copied at a time
 
@@ -62,25 +64,20 @@ class PagedKV:
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Copy pages by `copies` [copies, 2], rows of (source, target). All sources are read before any write."""
-        if not len(copies):
-            return
-        # Copy a few pages at a time, which needs less memory; but not if one copy's target is another copy's source.
-        is_chain = np.isin(copies[:, 0], copies[:, 1]).any()
-        count = len(copies) if is_chain else COPY_PAGES
-        for start in range(0, len(copies), count):
-            sources, targets = device.send(copies[start : start + count].T.astype(np.int64))
-            for pages in self._copied:
-                device.ops.kv.copy_pages(pages, sources, targets)
+        copy_entries(self._copied, copies, COPY_PAGES, device)
 
 
 class GroupedKV:
-    """The pages of all layers of a model. `keys` and `values` are those of the only cache group, or have one tensor for
-    each layer if there are several groups."""
+    """The pages and states of all layers of a model. `keys` and `values` are those of the only cache group, or have one
+    tensor for each layer if there are several groups."""
 
-    def __init__(self, groups: Sequence[PagedKV], layer_groups: Sequence[int]) -> None:
-        """`layer_groups`: for each layer, the index of its cache group. A group has its layers in order."""
+    def __init__(self, groups: Sequence[PagedKV], layer_groups: Sequence[int], states: States | None = None) -> None:
+        """`layer_groups`: for each layer with pages, the index of its cache group. A group has its layers in order.
+        `states`: None if no layer has a recurrent state."""
         self.groups = tuple(groups)
-        self.cache = groups[0].cache if len(groups) == 1 else _joined(groups, layer_groups)
+        cache = groups[0].cache if len(groups) == 1 else _joined(groups, layer_groups)
+        self.states = states
+        self.cache = cache if states is None else replace(cache, states=states.layers)
         self.keys = self.cache.keys
         self.values = self.cache.values
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...engine.files.layer_kinds import LayerKind
+from ...engine.files.families import LayerKind
 from ...engine.files.model_config import ModelConfig
 from ...kernels.ops import Ops
 from ...kernels.ops.kv import Rotation
@@ -97,6 +97,7 @@ class AttentionLayer:
         attention = f"{name}.self_attn"
         dim = config.head_dim
         out_features = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        inputs = [config.query_parts * out_features[0], *out_features[1:]]
         query_width, key_width = out_features[:2] if joint_head_norms else (dim, dim)
 
         def norm(suffix: str, size: int = width) -> Tensor | None:
@@ -114,7 +115,7 @@ class AttentionLayer:
                 key_norm=norm(key_norm, key_width),
                 qkv=weights.linear(
                     [f"{attention}.{projection}" for projection in qkv],
-                    out_features if len(qkv) == 3 else [sum(out_features)],
+                    inputs if len(qkv) == 3 else [sum(inputs)],
                     width,
                     config.qkv_bias,
                 ),
@@ -132,7 +133,8 @@ class AttentionLayer:
                 rotates_first=rotates_first,
                 centred=norms.centred,
                 parallel=norms.parallel,
-                cache_index=index,
+                output_gate=config.output_gate,
+                cache_index=config.attention_layers.index(index),
                 rotation_index=_rotation_index(config, index),
             )
         )
@@ -222,6 +224,8 @@ class Decoder:
             step.streams,
             factors,
             step.other_places,
+            step.state_rows,
+            step.run_scan,
         )
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one sample per row

@@ -36,7 +36,8 @@ def measured_workspace(
     """
     meter = device.meter
     assert meter is not None
-    one_page = replace(spec, groups=tuple(CacheGroup(group.page_size, 1) for group in spec.groups))
+    groups = tuple(CacheGroup(group.page_size, 1) for group in spec.groups)
+    one_page = replace(spec, groups=groups, num_states=min(spec.num_states, 1), num_snapshots=0)
     kv = cache(one_page)
     kv.clear()
     runner = TorchRunner(model, kv, one_page, device, capturable=capturable)
@@ -54,7 +55,7 @@ def measured_workspace(
         lowest = meter.free()
         meter.release()
         captures = meter.free() - lowest
-    graphs = number_of_graphs(spec.graph_rows, spec.graph_tokens, len(kv.cache.layers))
+    graphs = number_of_graphs(spec.graph_rows, spec.graph_tokens, len(kv.cache.layers) + len(kv.cache.states))
     if spec.num_adapters:
         graphs *= 2  # steps with adapters have graphs of their own
     return steps + captures + meter.graph * graphs

@@ -14,7 +14,7 @@ from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import RunnerSpec
-from .cache_plan import cache_groups, cache_limit, cache_pages
+from .cache_plan import cache_groups, cache_limit, cache_pages, snapshot_interval
 from .device import Device
 from .lora import slot_values
 
@@ -69,6 +69,9 @@ def measure(
         window=pages.window,
         window_pages=pages.window.count(size.pages, size.rows),
         max_window_pages=size.max_window_pages,
+        state_bytes=pages.state_bytes,
+        num_states=size.rows if pages.state_bytes else 0,
+        num_snapshots=size.snapshots,
     )
 
 
@@ -90,7 +93,8 @@ def plan(
     memory = measure(files, options, free, dtype, weights, device, workspace=workspace)
     _check_fits(files, options, memory)
     context = memory.context
-    fitting = memory.num_pages * memory.page_size
+    page_size = memory.page_size
+    fitting = memory.num_pages * page_size
     max_tokens = step_tokens(config, options, device)
     graph_rows, graph_tokens = _captured_sizes(config, options, device)
     return RunnerSpec(
@@ -99,6 +103,9 @@ def plan(
         max_rows=options.max_rows,
         max_context=min(context, fitting),
         groups=cache_groups(memory, config.window),
+        num_states=memory.num_states,
+        num_snapshots=memory.num_snapshots,
+        snapshot_interval=snapshot_interval(context, page_size) if memory.num_states else 0,
         num_adapters=memory.adapter_slots,
         adapters_per_step=memory.adapter_slots,
         slots_hint=slots_hint(options.adapter_slots, slot_values(config, options.adapter_rank) * dtype.itemsize),
@@ -240,10 +247,12 @@ def layer_weights(config: ModelConfig) -> int:
 
 
 def _attention_weights(config: ModelConfig) -> int:
-    """Number of weights of the attention of a layer."""
+    """Number of weights of the attention of a layer, or of a recurrent mixer: the larger one."""
     if config.latent is not None:
         return config.latent.weights(config.hidden_size, config.num_heads)
-    return 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
+    heads = (config.query_parts + 1) * config.num_heads + 2 * config.num_kv_heads
+    attention = config.hidden_size * heads * config.head_dim
+    return attention if config.delta is None else max(attention, config.delta.weights(config.hidden_size))
 
 
 def _attention_values(config: ModelConfig) -> int:
@@ -254,10 +263,11 @@ def _attention_values(config: ModelConfig) -> int:
 
 
 def _largest_projection(config: ModelConfig) -> int:
-    """The largest number of outputs of a projection in the attention of a layer."""
+    """The largest number of outputs of a projection in the attention or the recurrent mixer of a layer."""
     if config.latent is not None:
         return max(config.latent.down_features(config.num_heads), config.num_heads * config.latent.head_dim)
-    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = (config.query_parts * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return attention if config.delta is None else max(attention, config.delta.channels + config.delta.values)
 
 
 def _mlp_values(config: ModelConfig) -> int:

@@ -36,6 +36,7 @@ from .models import accepts
 from .plugins import with_tested_plugins
 from .runner import Model, TorchRunner
 from .selftest import self_tested
+from .states import States
 from .weights import Weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
@@ -135,7 +136,7 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
             )
             for index, group in enumerate(spec.groups)
         ]
-        return GroupedKV(groups, layers)
+        return GroupedKV(groups, layers, _states(config, spec, device))
 
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
@@ -170,6 +171,14 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         with torch.inference_mode():
             reserve_workspace(runner, weights.slots)
     return opened
+
+
+def _states(config: ModelConfig, spec: RunnerSpec, device: Device) -> States | None:
+    """The memory of recurrent states; None if no layer has one."""
+    if config.state_shapes is None or not spec.num_states:
+        return None
+    entries = spec.num_states + spec.num_snapshots
+    return States(config.state_shapes, len(config.state_layers), entries, device.type)
 
 
 def _part_dims(config: ModelConfig, device: Device) -> tuple[int, ...]:

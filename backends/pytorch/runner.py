@@ -29,7 +29,8 @@ class Model(Protocol):
     """A model that a file in models/ has built."""
 
     def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> Tensor:
-        """Hidden states [samples, hidden] of the tokens `step.last`. Keys and values of all tokens go to the cache."""
+        """Hidden states [samples, hidden] of the tokens `step.last`. Keys, values and states of all tokens go to the
+        cache."""
         ...
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
@@ -127,7 +128,7 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> TorchPending:
         with failures("the step failed"):
-            self.kv.copy(batch.page_copies, self.device)
+            self.copy(batch)
             sent = self.inputs.send(batch)
             is_decode = batch.num_tokens == batch.num_rows
             if is_decode or self.split is None or sent.step.adapters is not None:
@@ -137,6 +138,12 @@ class TorchRunner:
             late = self.split.late
             hidden = self.split(sent.step, self.device.ops, self.kv)
             return self.sample(batch, sent, hidden, self.split.late - late)
+
+    def copy(self, batch: Batch) -> None:
+        """Make the copies of pages and recurrent states that a step needs."""
+        self.kv.copy(batch.page_copies, self.device)
+        if self.kv.states is not None:
+            self.kv.states.copy(batch.state_copies, self.device)
 
     def prefill(self, step: Step, ops: Ops) -> Tensor:
         """Hidden states [samples, hidden] of a step in which some row has several tokens. The compiled segments have no

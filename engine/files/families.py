@@ -7,9 +7,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from . import latent_config, moe_config
+from . import latent_config, moe_config, recurrent_config
 from .latent_config import LatentFamily
 from .moe_config import MoeFamily
+from .recurrent_config import DeltaProjections
+
+LayerKind = Literal["full", "sliding", "recurrent"]
+# Names of layer_types in config.json
+ATTENTION: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "sliding_attention": "sliding"})
+LINEAR: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "linear_attention": "recurrent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,10 @@ class Family:
     # Default of max_window_layers. With `alternating`: the index from which no layer is sliding; 0: no such index.
     # Without `pattern` and `alternating`: the index of the first sliding layer.
     window_layers: int = 0
+    layer_names: Mapping[str, LayerKind] = field(default_factory=lambda: ATTENTION)  # names in the field layer_types
+    # Default of full_attention_interval: of this number of layers the last one has attention, and the others are
+    # recurrent. 0: no layer is recurrent.
+    attention_interval: int = 0
     layer_types: bool = True  # whether a layer_types field may override these defaults
     # Default of no_rope_layer_interval: of this number of layers the last one has no rope. That layer has a window if
     # the model has one. 0: all layers have a rope.
@@ -77,6 +87,8 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that must have this value if they are present
     # Whether layer_types has the names attention and mamba, and must be present: its absence means Mamba layers.
     mamba: bool = False
+    delta: DeltaProjections | None = None  # of Gated DeltaNet in the recurrent layers; None: they have another mixer
+    output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
     predicts: bool = False  # whether files may have a layer after the last one, which predicts several tokens at a time
 
 
@@ -105,10 +117,13 @@ OPTIONAL = frozenset(
         "position_embedding_type",
         "rotary_dim",
         "use_bias",
+        "full_attention_interval",
         *moe_config.OPTIONAL,
         *latent_config.OPTIONAL,
+        *recurrent_config.OPTIONAL,
     }
 )
+_HYBRID = ("attention_bias", "full_attention_interval", *recurrent_config.DELTA)
 _QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
 # The three positions of a token of text are equal, so its multimodal rope is the default rope.
 _MROPE: Mapping[str, str] = MappingProxyType({"mrope": "default"})
@@ -607,6 +622,64 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windowed=False,
             layer_types=False,
             moe=MoeFamily(("num_experts", "num_local_experts"), experts=128, top_k=8, inner=768),
+        ),
+        "qwen3_5_moe_text": Family(
+            max_positions=32_768,
+            optional=(*_HYBRID, "shared_expert_intermediate_size"),
+            kv_heads=2,
+            head_dim=256,
+            inner=512,
+            head_norms=True,
+            layer_names=LINEAR,
+            attention_interval=4,
+            partial_rotary=True,
+            rotary_share=0.25,
+            moe=MoeFamily(
+                ("num_experts", "num_local_experts"),
+                experts=256,
+                top_k=8,
+                inner=512,
+                renormalise=True,
+                shared_inner=512,
+            ),
+            delta="separate",
+            output_gate=True,
+        ),
+        "qwen3_5_text": Family(
+            max_positions=32_768,
+            optional=_HYBRID,
+            kv_heads=4,
+            head_dim=256,
+            inner=12_288,
+            head_norms=True,
+            layer_names=LINEAR,
+            attention_interval=4,
+            partial_rotary=True,
+            rotary_share=0.25,
+            delta="separate",
+            output_gate=True,
+        ),
+        "qwen3_next": Family(
+            max_positions=32_768,
+            optional=(*_HYBRID, *moe_config.QWEN, "shared_expert_intermediate_size"),
+            kv_heads=2,
+            head_dim=256,
+            inner=5632,
+            head_norms=True,
+            layer_names=LINEAR,
+            attention_interval=4,
+            partial_rotary=True,
+            rotary_share=0.25,
+            moe=MoeFamily(
+                ("num_experts", "num_local_experts"),
+                experts=512,
+                top_k=10,
+                inner=512,
+                renormalise=True,
+                shared_inner=512,
+            ),
+            delta="interleaved",
+            output_gate=True,
         ),
         "qwen3_vl_moe_text": Family(
             max_positions=128_000,

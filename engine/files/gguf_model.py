@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from ..errors import ModelRefused
+from .families import LayerKind
 from .fields import Fields
 from .generation_config import recommended
 from .gguf import GgufHeader, parse_header
 from .gguf_shards import SUFFIX, parse_shard
 from .gguf_values import MAX_HEADER, Array, HeaderCut, Value
-from .layer_kinds import LayerKind
 from .model_config import EMPTY_CONFIG, MAX_VOCAB, ModelConfig
 from .rope_config import Rope
 from .tensor_files import StoredTensor, refusing_unreadable, regular_size

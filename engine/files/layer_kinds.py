@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Literal
-
-from .families import Family
+from .families import Family, LayerKind
 from .fields import Fields
 
-LayerKind = Literal["full", "sliding"]
 FULL: LayerKind = "full"
 SLIDING: LayerKind = "sliding"
-LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": FULL, "sliding_attention": SLIDING})
-KIND_NAMES = ", ".join(LAYER_KINDS)
+RECURRENT: LayerKind = "recurrent"
 MAX_POSITIONS = 2**27  # upper bound of the context length
 
 
@@ -24,10 +18,10 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     if family.mamba:
         kinds = _attention_kinds(fields, layers)
     elif "layer_types" in fields and family.layer_types:
-        kinds = _listed_kinds(fields, layers)
+        kinds = _listed_kinds(fields, family, layers)
     else:
         kinds = _default_kinds(fields, family, layers, window)
-        _check_kinds(fields, kinds)
+        _check_kinds(fields, family, kinds)
     if "sliding" not in kinds:
         return kinds, 0
     if window:
@@ -46,9 +40,9 @@ def _attention_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
     return (FULL,) * layers
 
 
-def _check_kinds(fields: Fields, kinds: tuple[LayerKind, ...]) -> None:
+def _check_kinds(fields: Fields, family: Family, kinds: tuple[LayerKind, ...]) -> None:
     """Refuse a layer_types field that differs from the kinds of an architecture with one kind of layer."""
-    if "layer_types" in fields and _listed_kinds(fields, len(kinds)) != kinds:
+    if "layer_types" in fields and _listed_kinds(fields, family, len(kinds)) != kinds:
         raise fields.refuse("layer_types", f"{kinds[0]}_attention for every layer (this architecture has one kind)")
 
 
@@ -69,6 +63,9 @@ def _default_kinds(fields: Fields, family: Family, layers: int, window: int) -> 
         return tuple(period[layer % pattern] for layer in range(layers))
     if family.alternating:
         return _alternating_kinds(fields, family, layers)
+    if family.attention_interval:
+        interval = fields.integer("full_attention_interval", 1, 2**10, family.attention_interval)
+        return tuple(RECURRENT if (layer + 1) % interval else FULL for layer in range(layers))
     if family.no_rope_interval:
         return tuple(
             FULL if has_rope or not window else SLIDING for has_rope in _listed_rope_layers(fields, family, layers)
@@ -87,11 +84,12 @@ def _alternating_kinds(fields: Fields, family: Family, layers: int) -> tuple[Lay
     return tuple(SLIDING if index % 2 == 0 and index < end else FULL for index in range(layers))
 
 
-def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
+def _listed_kinds(fields: Fields, family: Family, layers: int) -> tuple[LayerKind, ...]:
     names = fields.texts("layer_types")
-    if len(names) != layers or not set(names) <= LAYER_KINDS.keys():
-        raise fields.refuse("layer_types", f"a list of {layers} names, each one of {KIND_NAMES}")
-    return tuple(LAYER_KINDS[name] for name in names)
+    kinds = family.layer_names
+    if len(names) != layers or not set(names) <= kinds.keys():
+        raise fields.refuse("layer_types", f"a list of {layers} names, each one of {', '.join(kinds)}")
+    return tuple(kinds[name] for name in names)
 
 
 def parse_rope_layers(fields: Fields, family: Family, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:

@@ -9,13 +9,14 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import ModelRefused
 from . import latent_config
-from .families import FAMILIES, OPTIONAL, Family
+from .families import FAMILIES, OPTIONAL, Family, LayerKind
 from .fields import Fields
 from .latent_config import LatentConfig, parse_latent
-from .layer_kinds import FULL, MAX_POSITIONS, LayerKind, parse_layer_kinds, parse_rope_layers
+from .layer_kinds import FULL, MAX_POSITIONS, RECURRENT, parse_layer_kinds, parse_rope_layers
 from .moe_config import MAX_INNER, MoeConfig, parse_moe
 from .multimodal import TEXT_MODELS, text_values
 from .quantization import Quantization, parse_quantization
+from .recurrent_config import DeltaConfig, StateShapes, parse_delta
 from .rope_config import QueryScaling, Rope, parse_query_scaling, parse_ropes, shared_table
 
 T = TypeVar("T")
@@ -61,6 +62,8 @@ class ModelConfig:
     query_scaling: QueryScaling | None = None  # None: the queries have no factors
     multimodal: str = ""  # model_type of the multimodal model that contains this text model; empty: none
     latent: LatentConfig | None = None  # None: attention has heads of keys and values
+    delta: DeltaConfig | None = None  # None: no layer is a Gated DeltaNet
+    output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
     warnings: tuple[str, ...] = ()  # values of config.json that have no effect on the logits
 
     @property
@@ -70,6 +73,32 @@ class ModelConfig:
         if self.latent:
             return 1, 1, self.latent.cache_dim
         return 2, self.num_kv_heads, self.head_dim
+
+    @property
+    def query_parts(self) -> int:
+        """The number of vectors of a query head that q_proj computes: the query, and a gate if outputs have gates."""
+        return 2 if self.output_gate else 1
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The indices of the layers that have keys and values."""
+        return tuple(index for index, kind in enumerate(self.layer_kinds) if kind != RECURRENT)
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The indices of the layers that have a recurrent state."""
+        return tuple(index for index, kind in enumerate(self.layer_kinds) if kind == RECURRENT)
+
+    @property
+    def state_shapes(self) -> StateShapes | None:
+        """The state of a sequence in a layer of `state_layers`; None if no architecture of these layers is set."""
+        return None if self.delta is None else self.delta.shapes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent states of a sequence in all layers."""
+        shapes = self.state_shapes
+        return 0 if shapes is None else len(self.state_layers) * shapes.values * STATE_ITEMSIZE
 
 
 # A backend that reads the files of a model itself needs few of the fields. The others stay empty.
@@ -103,6 +132,7 @@ EMPTY_CONFIG = ModelConfig(
 
 
 MAX_VOCAB = 2**24
+STATE_ITEMSIZE = 4  # bytes of a value of a recurrent state
 MAX_SCORE_CAP = 500.0  # kernels compute tanh(score / cap) by exponentials, which lose digits of small quotients
 # The names of ACT2FN in transformers. Those of one function differ in rounding at most.
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
@@ -176,6 +206,8 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         rope_layers=parse_rope_layers(fields, family, kinds),
         latent=latent,
         query_scaling=parse_query_scaling(fields, family, ropes),
+        delta=None if family.delta is None else parse_delta(fields, family.delta),
+        output_gate=family.output_gate,
         warnings=tuple(fields.warnings),
     )
 

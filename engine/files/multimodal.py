@@ -33,6 +33,8 @@ TEXT_MODELS: Mapping[str, Multimodal] = MappingProxyType(
         "mistral3": Multimodal(("ministral3", "mistral"), tied=True),
         "qwen2_5_vl": Multimodal(("qwen2_5_vl_text",), tied=False, flat=True),
         "qwen2_vl": Multimodal(("qwen2_vl_text",), tied=False, flat=True),
+        "qwen3_5": Multimodal(("qwen3_5_text",), tied=False),
+        "qwen3_5_moe": Multimodal(("qwen3_5_moe_text",), tied=False),
         "qwen3_vl": Multimodal(("qwen3_vl_text",), tied=False),
         "qwen3_vl_moe": Multimodal(("qwen3_vl_moe_text",), tied=False),
     }

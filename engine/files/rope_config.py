@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from ..errors import ModelRefused
-from .families import Family
+from .families import ATTENTION, Family, LayerKind
 from .fields import Fields
-from .layer_kinds import FULL, KIND_NAMES, LAYER_KINDS, SLIDING, LayerKind
+from .layer_kinds import FULL, RECURRENT, SLIDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def parse_ropes(
     """
     tables = _tables_by_kind(fields) if family.ropes_by_kind else shared_table(fields, family)
     ropes: dict[LayerKind, Rope] = {}
-    for kind in dict.fromkeys(kinds):
+    for kind in dict.fromkeys(kind for kind in kinds if kind != RECURRENT):
         theta = _theta(fields, family, tables[kind], kind)
         ropes[kind] = _rope(fields, family, tables[kind], theta, head_dim, positions)
     return MappingProxyType(ropes)
@@ -89,24 +89,26 @@ def shared_table(fields: Fields, family: Family) -> dict[LayerKind, Fields]:
         raise fields.refuse("rope_parameters", "absent, or an object with the fields of a rope")
     if not table:
         table = Fields(family.rope or {}, "config.json: rope_parameters")
-    for name in LAYER_KINDS:
+    for name in ATTENTION:
         if name in table:
             raise table.refuse(name, "absent (this architecture has one rope for all layers)")
-    return dict.fromkeys(LAYER_KINDS.values(), table)
+    return dict.fromkeys(ATTENTION.values(), table)
 
 
 def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
     """The rope tables of an architecture with a rope for each kind of layer."""
     parameters = fields.table("rope_parameters")
     for name in parameters:
-        if name not in LAYER_KINDS:
-            parameters.warn(name, f"ignored, as by transformers, because it is not inside one of {KIND_NAMES}")
+        if name not in ATTENTION:
+            parameters.warn(
+                name, f"ignored, as by transformers, because it is not inside one of {', '.join(ATTENTION)}"
+            )
     older = fields.table("rope_scaling")
     if older.either("rope_type", "type") == "type":
         raise older.refuse(
             "type", "renamed to rope_type (releases of transformers disagree on `type` for this architecture)"
         )
-    tables = {kind: parameters.table(name) for name, kind in LAYER_KINDS.items()}
+    tables = {kind: parameters.table(name) for name, kind in ATTENTION.items()}
     tables["full"] = tables["full"].updated(older)
     for table in tables.values():
         if not table.flag("truncate", True):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .attention import Attend
 from .kv import Append, Rotation
+from .mixer import MixerLayer
 from .mlp import GatedMlp, Mlp
 from .projection import Product, Projection
 from .step import LayerStep
@@ -51,6 +52,9 @@ class DecoderLayer:
     # Latent attention (mla.py): the first column of the values in the keys of the latent cache; 0: attention with heads
     # of keys and values. `qkv` then has the outputs of mla.LatentInputs.
     value_start: int = 0
+    # For each query head `qkv` has the query and a gate [dim]. The sigmoid of the gates multiplies the outputs of
+    # attention.
+    output_gate: bool = False
 
     def append(self, step: LayerStep) -> Append:
         """The writes of keys and values to the pages of the step."""
@@ -66,9 +70,9 @@ class DecoderLayer:
         return Attend(keys, values, self.scale, self.window, self.soft_cap, self.sinks, scales)
 
     @property
-    def has_fusable_norms(self) -> bool:
-        """Whether kernels that fuse norms with products can compute the norms of this layer."""
-        is_plain = not (self.centred or self.joint_head_norms or self.rotates_first)
+    def is_fusable(self) -> bool:
+        """Whether kernels that fuse attention with the norms and products around it can compute this layer."""
+        is_plain = not (self.centred or self.joint_head_norms or self.rotates_first or self.output_gate)
         return is_plain and self.before_attention is not None and self.before_mlp is not None
 
     @property
@@ -76,16 +80,16 @@ class DecoderLayer:
         """The products qkv, out, gate_up and down, for kernels that compute a whole layer.
 
         Empty if one of these projections is not a single product with its inputs in natural order, if the MLP is not a
-        GatedMlp, or if the kernels cannot compute the norms.
+        GatedMlp, or if the kernels cannot compute the layer.
         """
-        if not isinstance(self.mlp, GatedMlp) or not self.has_fusable_norms:
+        if not isinstance(self.mlp, GatedMlp) or not self.is_fusable:
             return ()
         return _single_products(self.qkv, self.out, self.mlp.gate_up, self.mlp.down)
 
     @property
     def attention_products(self) -> tuple[Product, ...]:
         """The products qkv and out, for kernels that compute a layer without its MLP; empty as `products` is."""
-        if not self.has_fusable_norms:
+        if not self.is_fusable:
             return ()
         return _single_products(self.qkv, self.out)
 
@@ -110,16 +114,14 @@ def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: Laye
     """
     norm = ops.norm
     inputs, stream = _add_norm(ops, layer, layer.before_attention, x, stream)
-    query = _append(ops, layer, inputs, step)
+    x = attention(ops, layer, inputs, step)
     if step.sampled is not None:
         tokens = step.sampled.tokens
-        if not len(tokens):
-            return inputs[:0], stream[:0]
-        query = query.index_select(0, tokens)
         stream = stream.index_select(0, tokens)
+        if not len(x):
+            return x, stream
         inputs = inputs.index_select(0, tokens) if layer.parallel else inputs
         step = step.only_sampled()
-    x = layer.out(_attend(ops, layer, query, step).flatten(1), ops, step)
     if layer.parallel:
         return x + layer.mlp(inputs, ops, step), stream
     if layer.after_attention is not None:
@@ -154,13 +156,41 @@ def _norm_joint_heads(ops: Ops, layer: DecoderLayer, qkv: Tensor) -> Tensor:
     return torch.cat((query, key, value), dim=1)
 
 
-def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor:
-    """The queries [tokens, heads, dim] of the layer's input x [tokens, hidden]. Writes the keys, and the values if the
-    cache has values."""
+def attention(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor:
+    """The output of the layer's attention for its normalised input x [tokens, hidden]. Writes keys and values. With
+    step.sampled the result has only the tokens of step.sampled."""
     qkv = layer.qkv(x, ops, step)
+    gate = None
+    if layer.output_gate:
+        qkv, gate = _split_gate(layer, qkv, step)
+    query = _append(ops, layer, qkv, step)
+    if step.sampled is not None:
+        tokens = step.sampled.tokens
+        if not len(tokens):
+            return x[:0]
+        query = query.index_select(0, tokens)
+        gate = None if gate is None else gate.index_select(0, tokens)
+        step = step.only_sampled()
+    attended = _attend(ops, layer, query, step).flatten(1)
+    if gate is not None:
+        attended = attended * gate.sigmoid()
+    return layer.out(attended, ops, step)
+
+
+def _split_gate(layer: DecoderLayer, qkv: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    """(queries, keys and values [tokens, (heads + 2 * kv heads) * dim]; gates [tokens, heads * dim])."""
+    key_values = 2 * layer.append(step).kv_heads * layer.dim
+    queries, others = qkv.split([qkv.shape[1] - key_values, key_values], dim=1)
+    query, gate = queries.unflatten(1, (-1, 2, layer.dim)).unbind(2)
+    return torch.cat((query.flatten(1), others), dim=1), gate.flatten(1)
+
+
+def _append(ops: Ops, layer: DecoderLayer, qkv: Tensor, step: LayerStep) -> Tensor:
+    """The queries [tokens, heads, dim] of the outputs of `layer.qkv`. Writes the keys, and the values if the cache has
+    values."""
     if layer.value_start:
         assert step.query_factors is None, "no architecture has a latent cache and query factors"
-        heads = qkv.view(x.shape[0], -1, layer.dim)
+        heads = qkv.view(qkv.shape[0], -1, layer.dim)
         pages = step.cache.layers[layer.cache_index]
         rotation = *step.rotations[layer.rotation_index], layer.rotation
         query: Tensor = ops.kv.append_latent(heads, *rotation, step.slots, pages)
@@ -171,7 +201,7 @@ def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor
     if step.query_factors is not None:
         assert layer.query_norm is None, "a norm after the factors would undo them"
         qkv = _multiply_queries(qkv, step.query_factors, 2 * target.kv_heads * layer.dim)
-    heads = qkv.view(x.shape[0], -1, layer.dim)
+    heads = qkv.view(qkv.shape[0], -1, layer.dim)
     cos, sin = step.rotations[layer.rotation_index]
     if layer.rotates_first:
         heads = _rotated(ops, layer, heads, cos, sin, target.kv_heads)
@@ -208,15 +238,21 @@ def prepare_stack(layers: Sequence[Any]) -> Any:
 
 
 def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """Calls `decoder` for each layer in turn, with the step of its cache group. step.sampled applies to the last layer
-    only."""
+    """Calls `decoder`, or the layer itself if it is a MixerLayer, for each layer in turn, with the step of its cache
+    group. step.sampled applies to the last layer only."""
     *layers, last = stack
     steps = step.of_groups()
     groups = step.cache.groups or (0,) * (len(layers) + 1)
     inner = steps if step.sampled is None else tuple([group._replace(sampled=None) for group in steps])
     for layer, group in zip(layers, groups, strict=False):
-        x, stream = ops.layer.decoder(ops, layer, x, stream, inner[group])
-    return ops.layer.decoder(ops, last, x, stream, steps[groups[-1]])
+        x, stream = _layer(ops, layer, x, stream, inner[group])
+    return _layer(ops, last, x, stream, steps[groups[-1]])
+
+
+def _layer(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
+    if isinstance(layer, MixerLayer):
+        return layer(ops, x, stream, step)
+    return ops.layer.decoder(ops, layer, x, stream, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .attention import Rows
+from .scan import LayerStates, RunScan, run_scan
+from .state import StateRows
 from .streams import IN_ORDER, Streams
 
 
@@ -26,6 +28,7 @@ class Cache:
     # [layers, 2, pages, kv heads, page_size] float32, or a tuple of [2, …]: of int8 keys and values
     scales: Tensor | tuple[Tensor, ...] | None = None
     groups: tuple[int, ...] = ()  # index of each layer's cache group; empty: all layers are in group 0
+    states: tuple[LayerStates, ...] = ()  # of each layer with a recurrent state
     # Views: key pages and value pages of each layer; in a latent cache of one part the key pages only.
     layers: tuple[tuple[Tensor, ...], ...] = field(init=False)
 
@@ -98,6 +101,8 @@ class LayerStep(NamedTuple):
     # Places in the cache groups 1, 2, …; `rows`, `slots` and `sampled` belong to group 0. Only `decoders` receives
     # them: the step that a layer receives has the places of the layer's group.
     other_places: tuple[Places, ...] = ()
+    state_rows: StateRows | None = None  # None: no layer has a recurrent state, or the step is traced
+    run_scan: RunScan = run_scan
 
     @property
     def is_plain(self) -> bool:

@@ -27,10 +27,17 @@ class Row:
     prompt: Sequence[int] = ()  # history for penalties
     output: Sequence[int] = ()
     mask: np.ndarray | None = None  # [vocab] of allowed tokens
+    state: int = -1  # slot of the recurrent state
     draw: int | None = None  # default: the position after the last token
 
 
-def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]] = (), groups: int = 1) -> Batch:
+def make_batch(
+    rows: Sequence[Row],
+    vocab: int,
+    copies: Sequence[tuple[int, int]] = (),
+    groups: int = 1,
+    state_copies: Sequence[tuple[int, int]] = (),
+) -> Batch:
     """`groups`: number of cache groups, which get the same pages. None of them passes a page."""
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).astype(np.int32)
     width = max(len(row.pages) for row in rows)
@@ -48,7 +55,7 @@ def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]
         row_starts=starts,
         drafts=np.zeros(len(rows), np.int32),
         page_tables=(np.array([[*row.pages, *[0] * (width - len(row.pages))] for row in rows], np.int32),) * groups,
-        states=np.full(len(rows), -1, np.int32),
+        states=np.array([row.state for row in rows], np.int32),
         adapters=np.zeros(len(rows), np.int32),
         adapter_scales=np.ones(len(rows), np.float32),
         carry=np.array([row.carry for row in rows], np.int32),
@@ -57,7 +64,7 @@ def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]
         mask_samples=np.array(masked, np.int32),
         masks=masks,
         page_copies=(np.array(copies, np.int32).reshape(-1, 2),) * groups,
-        state_copies=np.zeros((0, 2), np.int32),
+        state_copies=np.array(state_copies, np.int32).reshape(-1, 2),
     )
 
 
@@ -110,7 +117,7 @@ class Solo:
         chunk = chunk or len(tokens)
         for at in range(0, len(tokens), chunk):
             part = tokens[at : at + chunk]
-            row = Row(part, len(self.tokens), self.pages, sampling=sampling)
+            row = Row(part, len(self.tokens), self.pages, sampling=sampling, state=0)
             self.tokens += part
             spec = self.runner.spec
             batch = make_batch([row], spec.vocab_size, groups=len(spec.groups))

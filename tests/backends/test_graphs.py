@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.device import Captured, Device
-from localllm.backends.pytorch.graphs.breakable import AttentionOutputs, BreakableReplay, Segments
+from localllm.backends.pytorch.graphs.breakable import BreakableReplay, BreakOutputs, Segments
 from localllm.backends.pytorch.graphs.full import FullReplay
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
@@ -292,7 +292,7 @@ def test_captured_ops_were_called_before_the_capture(tmp_path: Path, graphs: Gra
     if graphs == "full":
         FullReplay(runner, tape, 4)
     else:
-        BreakableReplay(runner, tape, 16, AttentionOutputs())
+        BreakableReplay(runner, tape, 16, BreakOutputs())
     assert not tape.recording
 
 
@@ -335,7 +335,7 @@ def test_fp8_cache_is_refused_if_unsupported(tmp_path: Path) -> None:
 
 
 def test_attention_outputs_are_shared_by_shape_and_dtype() -> None:
-    answers = AttentionOutputs()
+    answers = BreakOutputs()
     largest = answers.of(torch.ones(8, 2, 4)[:, :, :3].mT, 2)
     assert (largest.shape, largest.is_contiguous(), largest.any().item()) == ((8, 3, 2), True, False)
     small = answers.of(torch.zeros(5, 3, 7), 2)
@@ -349,4 +349,4 @@ def test_attention_outputs_are_shared_by_shape_and_dtype() -> None:
 def test_steps_without_attention_are_not_captured_in_segments() -> None:
     """An op that computes complete layers would be captured with the rows of the warm-up."""
     with pytest.raises(AssertionError, match="no attention to break at"):
-        Segments(Tape(), AttentionOutputs()).capture(lambda ops: torch.zeros(1), Ops())
+        Segments(Tape(), BreakOutputs()).capture(lambda ops: torch.zeros(1), Ops())

@@ -40,6 +40,7 @@ from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.layer import Layer
 from localllm.kernels.ops.moe import Routed, Routing
 from localllm.kernels.ops.projection import Product
+from localllm.kernels.ops.state import StateRows
 from localllm.kernels.ops.step import Places
 
 from . import canary
@@ -68,6 +69,8 @@ KINDS = (  # models with layers of different kinds
     "deepseek_v3-dense",
     "qwen2_moe",
     "gpt_oss",
+    "qwen3_next",
+    "qwen3_5_text",
 )
 
 
@@ -141,17 +144,21 @@ def prompt(tokens: int, samples: int = 2, start: int = 0, groups: int = 1) -> St
     drawn = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(tokens))
     slots = at.long() + BUDGET.page_size
     others = tuple(Places(replace(rows, group=group), slots) for group in range(1, groups))
-    return Step(drawn.int(), at, slots, at[tokens - samples :] - start, rows, other_places=others)
+    states = StateRows(rows, torch.zeros(1, dtype=torch.int32))
+    last = at[tokens - samples :] - start
+    return Step(drawn.int(), at, slots, last, rows, other_places=others, state_rows=states)
 
 
 @pytest.mark.parametrize("tiny", KINDS)
 def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
     runner = opened(tiny, tmp_path)
-    split, layers, groups = prompts(runner), len(runner.kv.cache.layers), len(runner.kv.groups)
+    split, groups = prompts(runner), len(runner.kv.groups)
+    layers = len(runner.kv.cache.layers) + len(runner.kv.cache.states)
     assert len(split.segments) == 2 * layers + 1
     attentions = [part.op is not None for part, _ in split.segments]
     assert attentions == [False, True] * layers + [False]
-    assert split.compiler.kinds <= 4, "the pieces between two layers are alike"
+    most = 5 if runner.kv.states else 4  # there are pieces between a scan and an attention
+    assert split.compiler.kinds <= most, "the pieces between two layers are alike"
     with torch.inference_mode():
         for tokens, samples in [(23, 5), (7, 1), (2, 0), (48, 2)]:
             step = prompt(tokens, samples, groups=groups)
@@ -194,7 +201,7 @@ def at_random(random: np.random.Generator, tokens: int, vocab: int, groups: int)
     drawn = random.integers(0, vocab, tokens).tolist()
     cuts = sorted({0, tokens, *random.integers(1, tokens, 2).tolist()})
     rows = [
-        Row(drawn[start:stop], 0, range(1 + 8 * at, 9 + 8 * at), want=Want.HIDDEN)
+        Row(drawn[start:stop], 0, range(1 + 8 * at, 9 + 8 * at), want=Want.HIDDEN, state=at)
         for at, (start, stop) in enumerate(pairwise(cuts))
     ]
     return make_batch(rows, vocab, groups=groups)

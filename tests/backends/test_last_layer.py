@@ -50,16 +50,16 @@ def steps(groups: int) -> list[Batch]:
     drawn = np.random.default_rng(5).integers(0, VOCAB, 60).tolist()
     first, second, third = (range(start, start + 8) for start in (1, 9, 17))
     rows = [
-        Row(drawn[40:41], 0, second, want=Want.NOTHING),
-        Row(drawn[20:33], 20, first, want=Want.HIDDEN),
-        Row(drawn[41:50], 0, third, want=Want.HIDDEN),
-        Row(drawn[50:51], 0, range(25, 33), want=Want.HIDDEN),
+        Row(drawn[40:41], 0, second, want=Want.NOTHING, state=1),
+        Row(drawn[20:33], 20, first, want=Want.HIDDEN, state=0),
+        Row(drawn[41:50], 0, third, want=Want.HIDDEN, state=3),
+        Row(drawn[50:51], 0, range(25, 33), want=Want.HIDDEN, state=2),
     ]
-    chunk = [Row(drawn[:20], 0, first, want=Want.NOTHING)]
+    chunk = [Row(drawn[:20], 0, first, want=Want.NOTHING, state=0)]
     return [make_batch(step, VOCAB, groups=groups) for step in (chunk, rows)]
 
 
-@pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3", "deepseek_v3"])
+@pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3", "deepseek_v3", "qwen3_5_text"])
 def test_answers_and_cache_equal_a_full_last_layer(tmp_path: Path, tiny: str) -> None:
     actual = []
     for capturable in (0, 1000):

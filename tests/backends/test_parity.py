@@ -29,12 +29,17 @@ LENGTH = 45
 BOUND = 1e-4
 
 
-def logits_of(runner: TorchRunner, rows: Sequence[Row], copies: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
+def logits_of(
+    runner: TorchRunner,
+    rows: Sequence[Row],
+    copies: Sequence[tuple[int, int]] = (),
+    state_copies: Sequence[tuple[int, int]] = (),
+) -> torch.Tensor:
     """Logits of every token of the step [tokens, vocab]."""
     device = runner.device
     with torch.inference_mode():
-        batch = make_batch(rows, runner.spec.vocab_size, copies, len(runner.spec.groups))
-        runner.kv.copy(batch.page_copies, device)
+        batch = make_batch(rows, runner.spec.vocab_size, copies, len(runner.spec.groups), state_copies)
+        runner.copy(batch)
         step = runner.inputs.send(batch).step
         every = replace(step, last=torch.arange(batch.num_tokens, dtype=torch.int32))
         return runner.model.logits(runner.model(every, device.ops, runner.kv), device.ops)
@@ -73,7 +78,7 @@ def own_pages(row: int) -> range:
 
 @pytest.mark.real
 def test_whole_prompts(pair: Pair) -> None:
-    rows = [Row(prompt, 0, own_pages(row)) for row, prompt in enumerate(pair.prompts)]
+    rows = [Row(prompt, 0, own_pages(row), state=row) for row, prompt in enumerate(pair.prompts)]
     torch.testing.assert_close(logits_of(pair.runner, rows), torch.cat(pair.expected), rtol=0, atol=BOUND)
 
 
@@ -82,19 +87,22 @@ def test_whole_prompts(pair: Pair) -> None:
 def test_chunks(pair: Pair, chunk: int) -> None:
     prompt = pair.prompts[0]
     parts = [
-        logits_of(pair.runner, [Row(prompt[at : at + chunk], at, own_pages(0))]) for at in range(0, len(prompt), chunk)
+        logits_of(pair.runner, [Row(prompt[at : at + chunk], at, own_pages(0), state=2)])
+        for at in range(0, len(prompt), chunk)
     ]
     torch.testing.assert_close(torch.cat(parts), pair.expected[0], rtol=0, atol=BOUND)
 
 
 @pytest.mark.real
 def test_shared_prefix(pair: Pair) -> None:
-    """A second sequence reads pages of the first sequence, and a page that the step copies."""
+    """A second sequence reads pages of the first sequence, a page that the step copies, and a snapshot of the state."""
     prompt, cached = pair.prompts[0], 2 * PAGE + 3
-    logits_of(pair.runner, [Row(prompt, 0, own_pages(0))])
+    snapshot = pair.runner.spec.num_states
+    logits_of(pair.runner, [Row(prompt[:cached], 0, own_pages(0), state=0)])
+    logits_of(pair.runner, [Row(prompt[cached:], cached, own_pages(0), state=0)], state_copies=[(0, snapshot)])
     pages = [*own_pages(0)[:2], *own_pages(1)[:14]]
-    row = Row(prompt[cached:], cached, pages)
-    result = logits_of(pair.runner, [row], copies=[(own_pages(0)[2], pages[2])])
+    row = Row(prompt[cached:], cached, pages, state=1)
+    result = logits_of(pair.runner, [row], copies=[(own_pages(0)[2], pages[2])], state_copies=[(snapshot, 1)])
     torch.testing.assert_close(result, pair.expected[0][cached:], rtol=0, atol=BOUND)
 
 
@@ -103,12 +111,13 @@ def test_mixed_batch(pair: Pair) -> None:
     """A step with rows of one token, a chunk and a full prompt. Two rows share a prefix."""
     first, second = pair.prompts
     cut = 2 * PAGE
-    logits_of(pair.runner, [Row(first[:-1], 0, own_pages(0)), Row(second[:cut], 0, own_pages(1))])
+    logits_of(pair.runner, [Row(first[:cut], 0, own_pages(0), state=3), Row(second[:cut], 0, own_pages(1), state=1)])
+    logits_of(pair.runner, [Row(first[cut:-1], cut, own_pages(0), state=3)], state_copies=[(3, 0)])
     rows = [
-        Row(first[-1:], len(first) - 1, own_pages(0)),
-        Row(second[cut : cut + 5], cut, own_pages(1)),
-        Row(second, 0, own_pages(2)),
-        Row(first[cut : cut + 1], cut, [*own_pages(0)[:2], *own_pages(3)]),
+        Row(first[-1:], len(first) - 1, own_pages(0), state=3),
+        Row(second[cut : cut + 5], cut, own_pages(1), state=1),
+        Row(second, 0, own_pages(2), state=2),
+        Row(first[cut : cut + 1], cut, [*own_pages(0)[:2], *own_pages(3)], state=0),
     ]
     expected = [
         pair.expected[0][-1:],
@@ -132,7 +141,7 @@ def test_bfloat16_is_near_float32(tiny: Tiny, tmp_path: Path) -> None:
     runner = cpu.open(read_model(tmp_path), budget)
     assert isinstance(runner, TorchRunner)
     assert runner.kv.cache.layers[0][0].dtype == torch.bfloat16
-    error = (logits_of(runner, [Row(prompt, 0, own_pages(0))]) - expected).std() / expected.std()
+    error = (logits_of(runner, [Row(prompt, 0, own_pages(0), state=0)]) - expected).std() / expected.std()
     assert error < (0.2 if FAMILIES[tiny.model_type].moe else 0.05)
 
 
@@ -155,9 +164,9 @@ def test_odd_shapes(shape: Tiny, tmp_path: Path) -> None:
     runner = cpu.open(read_model(tmp_path), budget)
     assert isinstance(runner, TorchRunner)
     pages, others = range(1, 1 + many), range(1 + many, 1 + 2 * many)
-    near(logits_of(runner, [Row(prompts[0], 0, pages)]), first)
+    near(logits_of(runner, [Row(prompts[0], 0, pages, state=0)]), first)
     cuts = [*range(0, shape.length - 5, 11), *range(shape.length - 5, shape.length + 1)]
-    parts = [logits_of(runner, [Row(prompts[1][at:end], at, others)]) for at, end in pairwise(cuts)]
+    parts = [logits_of(runner, [Row(prompts[1][at:end], at, others, state=1)]) for at, end in pairwise(cuts)]
     near(torch.cat(parts), second)
     cached = shape.length // 2 // PAGE * PAGE
     hit = [*pages[: cached // PAGE], *others[cached // PAGE :]]

@@ -37,6 +37,15 @@ _SHAPE = {
     "pad_token_id": 0,
 }
 
+_QWEN_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "depth": 1,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": HIDDEN,
+    "num_position_embeddings": 16,
+}
 _VISION = {
     "model_type": "pixtral",
     "hidden_size": 16,
@@ -115,8 +124,15 @@ class Tiny:
         if not self.multimodal:
             return config
         tied = config.tie_word_embeddings
-        parts = {"text_config": config.to_dict(), "vision_config": _VISION}
+        vision = _QWEN_VISION if self.multimodal.startswith("qwen") else _VISION
+        parts = {"text_config": config.to_dict(), "vision_config": vision}
         return AutoConfig.for_model(self.multimodal, **parts, tie_word_embeddings=tied)
+
+    def _adds_one(self, name: str) -> bool:
+        """Whether the model adds 1 to this vector."""
+        if self.model_type.startswith(("qwen3_next", "qwen3_5")):
+            return name.endswith("norm.weight") and "linear_attn" not in name
+        return self.model_type.startswith("gemma") and "gemma4" not in self.model_type
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """Save the model to `folder`. Returns the model of transformers."""
@@ -126,7 +142,7 @@ class Tiny:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2:
                 parameter.data = noise * 1.5 / parameter.shape[-1] ** 0.5
-            elif name.endswith("bias") or (self.model_type.startswith("gemma") and "gemma4" not in self.model_type):
+            elif name.endswith("bias") or self._adds_one(name):
                 parameter.data = noise * 0.2
             else:
                 parameter.data = 1.0 + noise * 0.2
@@ -208,6 +224,20 @@ _DEEPSEEK_YARN = _rope(
 
 # Sizes for which one kernel of the CPU computes all experts.
 _PANELS = {"hidden_size": 64, "intermediate_size": 32}
+
+# Odd sizes of Gated DeltaNet: three value heads for each key head, keys and values of different lengths. With a small
+# eps its norm multiplies the roundings of tiny results, and transformers differs from float64 by more than the bound.
+_DELTA = {
+    "rms_norm_eps": 0.05,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+}
+_DELTA_EXPERTS = {**_EXPERTS, "shared_expert_intermediate_size": 56}
 
 TINIES = [
     Tiny("deepseek_v2", "deepseek_v2", {"q_lora_rank": None, "mlp_bias": True, **_LATENT, **_GLM_EXPERTS}),
@@ -387,6 +417,30 @@ TINIES = [
     Tiny("olmo2", "olmo2"),
     Tiny("olmo2-biases", "olmo2", {"head_dim": 16, "attention_bias": True, "num_key_value_heads": 1}),
     Tiny("olmo2-tied-yarn", "olmo2", {"tie_word_embeddings": True, "num_key_value_heads": 4, **_YARN}),
+    Tiny("qwen3_next", "qwen3_next", {**_DELTA, **_DELTA_EXPERTS}),
+    Tiny(
+        "qwen3_next-published",
+        "qwen3_next",
+        {
+            "num_hidden_layers": 5,
+            "rms_norm_eps": 0.05,
+            "head_dim": 24,
+            "linear_conv_kernel_dim": 2,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+            **_DELTA_EXPERTS,
+        },
+        rewrite=lambda config: config.pop("layer_types"),
+    ),
+    Tiny("qwen3_5_text", "qwen3_5_text", {**_DELTA, "tie_word_embeddings": True}),
+    Tiny("qwen3_5", "qwen3_5_text", _DELTA, multimodal="qwen3_5"),
+    Tiny("qwen3_5_moe_text", "qwen3_5_moe_text", {**_DELTA, **_DELTA_EXPERTS}),
+    Tiny("qwen3_5_moe", "qwen3_5_moe_text", {**_DELTA, **_DELTA_EXPERTS}, multimodal="qwen3_5_moe"),
     Tiny("smollm3", "smollm3", _SMOLLM),
     Tiny("smollm3-list", "smollm3", {"no_rope_layers": [0, 1, 1], "head_dim": 16, **_YARN}),
     Tiny(

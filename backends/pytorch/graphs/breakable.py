@@ -1,16 +1,17 @@
-"""Prefill and mixed steps, captured in segments: everything except attention, which depends on the rows.
+"""Prefill and mixed steps, captured in segments: everything except attention and the scans of recurrent layers, which
+depend on the rows.
 
-A segment depends only on the number of tokens, padded to a bucket. At every attention one segment ends and the next
-begins. A replay runs the segments in order and, between two segments, the attention of the batch's rows (SGLang's
-breakable graphs). Nothing is compiled.
+A segment depends only on the number of tokens, padded to a bucket. At every attention or scan one segment ends and the
+next begins. A replay runs the segments in order and, between two segments, the attention or the scan of the batch's
+rows (SGLang's breakable graphs). Nothing is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,66 +20,95 @@ from ....engine.batch import Batch
 from ....engine.runner import Pending
 from ....kernels.ops import Ops
 from ....kernels.ops.attention import Attend, Attention, Rows
-from ....kernels.ops.step import Places
+from ....kernels.ops.scan import LayerStates, Scan, run_scan
+from ....kernels.ops.state import StateRows
 from ....kernels.ops.streams import IN_ORDER, Streams
 from ..device import NO_ROWS, Captured, Recorder
 from ..failures import failures
+from ..inputs import Step
 from ..runner import TorchRunner
 
 
+class Break(Protocol):
+    """The work between two segments."""
+
+    def run(self, step: Step, tokens: int) -> None:
+        """Compute it for a step, which has `tokens` tokens without padding."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Break:
-    """The attention between two segments: its query, and the memory for its output."""
+class AttentionBreak:
+    """An attention: its query, and the memory for its output."""
 
     attend: Callable[[Tensor, Rows, Tensor], Tensor]  # a function of query, rows and output
     query: Tensor  # [captured tokens, heads, dim]
     out: Tensor  # [captured tokens, heads, value dim]
     group: int  # the cache group of the layer
 
-    def run(self, places: Sequence[Places], tokens: int) -> None:
-        """Compute the attention of a step with `places` in each cache group and `tokens` tokens without padding."""
-        self.attend(self.query[:tokens], places[self.group].rows, self.out[:tokens])
+    def run(self, step: Step, tokens: int) -> None:
+        """See Break."""
+        self.attend(self.query[:tokens], step.places[self.group].rows, self.out[:tokens])
 
 
-class AttentionOutputs:
-    """Memory for attention outputs. All layers and sizes share it: a layer reads its output before the next layer
-    writes."""
+@dataclass(frozen=True, slots=True)
+class ScanBreak:
+    """The scan of a recurrent layer: its inputs, and the memory for its output."""
+
+    scan: Scan
+    inputs: tuple[Tensor, ...]  # each [captured tokens, …]
+    out: Tensor  # [captured tokens, width]
+    ops: Ops
+    states: tuple[LayerStates, ...]
+
+    def run(self, step: Step, tokens: int) -> None:
+        """See Break."""
+        inputs = tuple(each[:tokens] for each in self.inputs)
+        self.out[:tokens].copy_(run_scan(self.scan, inputs, self.ops, step.state_rows, self.states))
+
+
+class BreakOutputs:
+    """Memory for the outputs of attention and of scans. All layers and sizes share it: a layer reads its output before
+    the next layer writes."""
 
     def __init__(self) -> None:
         self._outputs: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def of(self, query: Tensor, value_dim: int) -> Tensor:
-        """Memory [tokens, heads, value_dim] for the output of `query`, with its dtype. The first call must have the
-        largest number of tokens."""
-        tokens, heads, _ = query.shape
-        key = (heads, value_dim), query.dtype
+    def of(self, x: Tensor, *shape: int) -> Tensor:
+        """Memory [tokens, *shape] for the output of x [tokens, …], with its dtype. The first call must have the largest
+        number of tokens."""
+        key = shape, x.dtype
         if key not in self._outputs:
-            self._outputs[key] = query.new_zeros(tokens, heads, value_dim)
-        return self._outputs[key][:tokens]
+            self._outputs[key] = x.new_zeros(x.shape[0], *shape)
+        return self._outputs[key][: x.shape[0]]
 
     def attention(self) -> Attention:
         """Attention that computes nothing: its outputs are this memory."""
 
         def paged(query: Tensor, *_: Any) -> Tensor:
-            return self.of(query, query.shape[2])
+            return self.of(query, *query.shape[1:])
 
         def latent(query: Tensor, pages: tuple[Tensor, ...], rows: Rows, scale: float, start: int) -> Tensor:
-            return self.of(query, query.shape[2] - start)
+            return self.of(query, query.shape[1], query.shape[2] - start)
 
         return Attention(paged=paged, latent=latent)
 
+    def scan(self, scan: Scan, inputs: tuple[Tensor, ...], *_: Any) -> Tensor:
+        """As scan.run_scan, but computes nothing: the output is this memory."""
+        return self.of(inputs[0], scan.width)
+
 
 class Segments:
-    """A step captured in segments, with an attention between each two segments."""
+    """A step captured in segments, with an attention or a scan between each two segments."""
 
-    def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
+    def __init__(self, recorder: Recorder, outputs: BreakOutputs) -> None:
         self._recorder = recorder
         self._outputs = outputs
         self._replays: list[Captured] = []
         self._breaks: list[Break] = []
 
     def capture(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
-        """Capture `work(ops)`, with a break at each attention, and return its result."""
+        """Capture `work(ops)`, with a break at each attention and at each call of `scan`, and return its result."""
         attention = replace(
             ops.attention,
             paged=partial(self._break_paged, ops.attention.paged),
@@ -90,16 +120,29 @@ class Segments:
         assert self._breaks, "no attention to break at: an op that computes whole layers would capture the rows"
         return result
 
-    def replay(self, places: Sequence[Places], tokens: int) -> None:
-        """Run the segments, and between them the attention of a step, as in Break.run."""
+    def replay(self, step: Step, tokens: int) -> None:
+        """Run the segments, and between them the attentions and scans of a step, as in Break.run."""
         first, *others = self._replays
         first(NO_ROWS)
-        for attention, segment in zip(self._breaks, others, strict=True):
-            attention.run(places, tokens)
+        for item, segment in zip(self._breaks, others, strict=True):
+            item.run(step, tokens)
             segment(NO_ROWS)
 
+    def scan(
+        self,
+        scan: Scan,
+        inputs: tuple[Tensor, ...],
+        ops: Ops,
+        rows: StateRows | None,
+        states: tuple[LayerStates, ...],
+    ) -> Tensor:
+        """As scan.run_scan, but a break of the capture."""
+        out = self._outputs.of(inputs[0], scan.width)
+        self._break(ScanBreak(scan, tuple(map(self._recorder.weak, inputs)), out, ops, states))
+        return out
+
     def _break_paged(self, paged: Callable[..., Tensor], query: Tensor, rows: Rows, attend: Attend) -> Tensor:
-        return self._break(lambda query, rows, out: paged(query, rows, attend, out), query, rows, query.shape[2])
+        return self._attend(lambda query, rows, out: paged(query, rows, attend, out), query, rows, query.shape[2])
 
     def _break_latent(
         self,
@@ -113,16 +156,20 @@ class Segments:
         def attend(query: Tensor, rows: Rows, out: Tensor) -> Tensor:
             return latent(query, pages, rows, scale, start, out)
 
-        return self._break(attend, query, rows, query.shape[2] - start)
+        return self._attend(attend, query, rows, query.shape[2] - start)
 
-    def _break(
+    def _attend(
         self, attend: Callable[[Tensor, Rows, Tensor], Tensor], query: Tensor, rows: Rows, value_dim: int
     ) -> Tensor:
-        self._replays.append(self._recorder.end())
-        out = self._outputs.of(query, value_dim)
-        self._breaks.append(Break(attend, self._recorder.weak(query), out, rows.group))
-        self._recorder.begin()
+        out = self._outputs.of(query, query.shape[1], value_dim)
+        self._break(AttentionBreak(attend, self._recorder.weak(query), out, rows.group))
         return out
+
+    def _break(self, item: Break) -> None:
+        """End the segment, and begin the next one after `item`."""
+        self._replays.append(self._recorder.end())
+        self._breaks.append(item)
+        self._recorder.begin()
 
 
 class BreakableReplay:
@@ -135,7 +182,7 @@ class BreakableReplay:
         runner: TorchRunner,
         recorder: Recorder,
         tokens: int,
-        outputs: AttentionOutputs,
+        outputs: BreakOutputs,
         *,
         adapted: bool = False,
         streams: Streams = IN_ORDER,
@@ -147,15 +194,17 @@ class BreakableReplay:
         self._frame = step
         ops = runner.device.ops
         with failures("capturing a step failed"), recorder.session():
-            runner.prefill(step, replace(ops, attention=outputs.attention()))  # the first call compiles and allocates
+            # The first call compiles and allocates.
+            runner.prefill(replace(step, run_scan=outputs.scan), replace(ops, attention=outputs.attention()))
             self._segments = Segments(recorder, outputs)
-            self._hidden = self._segments.capture(partial(runner.prefill, replace(step, streams=streams)), ops)
+            captured = replace(step, streams=streams, run_scan=self._segments.scan)
+            self._hidden = self._segments.capture(partial(runner.prefill, captured), ops)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Pending:
         runner = self._runner
         with failures("the step failed"):
-            runner.kv.copy(batch.page_copies, runner.device)
+            runner.copy(batch)
             sent = runner.inputs.fill_tokens(batch, self._frame)
-            self._segments.replay(sent.step.places, batch.num_tokens)
+            self._segments.replay(sent.step, batch.num_tokens)
             return runner.sample(batch, sent, self._hidden[: len(sent.samples)])

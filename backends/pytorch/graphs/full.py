@@ -78,7 +78,7 @@ class FullReplay:
     def run(self, batch: Batch) -> Pending:
         runner = self._runner
         with failures("the step failed"):
-            runner.kv.copy(batch.page_copies, runner.device)
+            runner.copy(batch)
             contexts = runner.inputs.fill(batch, len(self._frame.samples))
             if self._frame.step.adapters is not None:
                 runner.inputs.adapters.fill(batch, self._frame.step.adapters)

@@ -1,8 +1,8 @@
-"""Opaque ops for tracing: attention, products with packed weights, routers and experts.
+"""Opaque ops for tracing: attention, scans, products with packed weights, routers and experts.
 
-Tracing follows tensors only. The rows and pages of attention change with every step, so the forward pass is cut at
-attention (SGLang's piecewise graphs). Packed weights are not tensors, so products and experts look them up in the
-current Model. Graphs can capture experts, so the forward pass is not cut there.
+Tracing follows tensors only. The rows, pages and states of attention and of scans change with every step, so the
+forward pass is cut there (SGLang's piecewise graphs). Packed weights are not tensors, so products and experts look them
+up in the current Model. Graphs can capture experts, so the forward pass is not cut there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ....kernels.ops.attention import Attend, Rows
 from ....kernels.ops.kv import Append
 from ....kernels.ops.moe import ExpertWeights, Routed, Routing
 from ....kernels.ops.projection import Product
+from ....kernels.ops.scan import LayerStates, Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,14 @@ class LatentSite:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanSite:
+    """The scan of one recurrent layer, and the states of all layers."""
+
+    scan: Scan
+    states: tuple[LayerStates, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The values that opaque ops look up when they run."""
 
@@ -76,10 +85,11 @@ def computing(model: Model) -> Iterator[None]:
         _MODEL.reset(token)
 
 
-# `attend` has no implementation: the traced graph is cut at this op, and Site.attend computes the attention.
+# `attend` and `scan` have no implementation: the traced graph is cut at these ops, and the sites compute them.
 torch.library.define(
     "localllm_graphs::attend", "(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) out, int site) -> ()"
 )
+torch.library.define("localllm_graphs::scan", "(Tensor[] inputs, Tensor(a!) out, int site) -> ()")
 torch.library.define(
     "localllm_graphs::product", "(Tensor x, Tensor weight, int out_features, ScalarType dtype) -> Tensor"
 )
@@ -93,6 +103,11 @@ torch.library.define("localllm_graphs::experts", "(Tensor x, Tensor chosen, Tens
 
 @torch.library.register_fake("localllm_graphs::attend")  # type: ignore[untyped-decorator]
 def _(qkv: Tensor, cos: Tensor, sin: Tensor, out: Tensor, site: int) -> None:
+    pass
+
+
+@torch.library.register_fake("localllm_graphs::scan")  # type: ignore[untyped-decorator]
+def _(inputs: list[Tensor], out: Tensor, site: int) -> None:
     pass
 
 
@@ -132,6 +147,7 @@ def _(x: Tensor, chosen: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
 
 
 attend = torch.ops.localllm_graphs.attend.default
+scan = torch.ops.localllm_graphs.scan.default
 product = torch.ops.localllm_graphs.product.default
 route = torch.ops.localllm_graphs.route.default
 experts = torch.ops.localllm_graphs.experts.default

@@ -18,7 +18,7 @@ from ....kernels.ops.streams import IN_ORDER
 from ..device import Recorder
 from ..inputs import Inputs
 from ..runner import TorchRunner
-from .breakable import AttentionOutputs, BreakableReplay
+from .breakable import BreakableReplay, BreakOutputs
 from .full import FullReplay
 from .parallel import ParallelExperts, SharedExperts
 
@@ -36,7 +36,7 @@ class GraphRunner:
         self._inner = inner
         self._recorder = recorder
         spec = inner.spec
-        self._outputs = AttentionOutputs()
+        self._outputs = BreakOutputs()
         self._parallel = ParallelExperts(inner.device, experts)
         start = time.perf_counter()
         self._prefills = _captured(spec.graph_tokens, self._capture_prefill)

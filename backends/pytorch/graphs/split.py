@@ -25,13 +25,15 @@ from ....kernels.ops.layer import Layer
 from ....kernels.ops.linear import weight_tensors
 from ....kernels.ops.moe import ExpertWeights, Routed, Routing
 from ....kernels.ops.projection import Product
+from ....kernels.ops.scan import LayerStates, Scan
+from ....kernels.ops.state import StateRows
 from ....kernels.ops.step import Places
 from ..inputs import Step
 from ..kv import GroupedKV
 from . import cutting, opaque
 from .compiling import Compiled, Compiler
 from .cutting import Segment
-from .opaque import LatentSite, Model, Site, computing
+from .opaque import LatentSite, Model, ScanSite, Site, computing
 
 EXAMPLE = (23, 5)  # tokens, and hidden states returned, of the traced step; no size of a model equals these numbers
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8", "mxfp4")
@@ -58,8 +60,8 @@ class SplitModel:
         self._constants = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
         (output,) = (node for node in nodes if node.op == "output")
         (self._hidden,) = output.all_input_nodes
-        self.segments: list[tuple[Segment, Compiled | Site | LatentSite]] = []
-        for segment in cutting.cut(self._graph, _is_attention, _attention_output):
+        self.segments: list[tuple[Segment, Compiled | Site | LatentSite | ScanSite]] = []
+        for segment in cutting.cut(self._graph, _is_cut, _output):
             work = compiler.compiled(segment) if segment.op is None else tracing.sites[_site(segment.op)]
             self.segments.append((segment, work))
 
@@ -78,6 +80,9 @@ class SplitModel:
                 qkv, cos, sin = read
                 places = step.places[work.group]
                 outputs = (work.attend(qkv, cos, sin, ops, places.slots, places.rows).contiguous(),)
+            elif isinstance(work, ScanSite):
+                result = step.run_scan(work.scan, tuple(read), ops, step.state_rows, work.states)
+                outputs = (result.contiguous(),)
             else:
                 outputs = self._call(partial(self.computed, work), *read)
             values.update(zip(segment.outputs, outputs, strict=True))
@@ -98,18 +103,18 @@ class SplitModel:
             return segment(*inputs)
 
 
-def _is_attention(node: fx.Node) -> bool:
-    return node.target is opaque.attend
+def _is_cut(node: fx.Node) -> bool:
+    return node.target in (opaque.attend, opaque.scan)
 
 
-def _attention_output(attention: fx.Node) -> fx.Node:
-    out = attention.args[3]
+def _output(cut: fx.Node) -> fx.Node:
+    out = cut.args[-2]
     assert isinstance(out, fx.Node)
     return out
 
 
-def _site(attention: fx.Node) -> int:
-    site = attention.args[4]
+def _site(cut: fx.Node) -> int:
+    site = cut.args[-1]
     assert isinstance(site, int)
     return site
 
@@ -125,7 +130,7 @@ class _Tracing:
         self._device = kv.cache.layers[0][0].device
         self._groups = len(kv.groups)
         self.cache = kv.cache  # the only field of GroupedKV that the model reads; page views would be fake tensors
-        self.sites: list[Site | LatentSite] = []
+        self.sites: list[Site | LatentSite | ScanSite] = []
         self.products: dict[int, Product] = {}
         self.experts: dict[int, ExpertWeights] = {}
         self._append_arguments: tuple[Any, ...] = ()
@@ -150,7 +155,7 @@ class _Tracing:
         others = tuple(Places(replace(rows, group=group), empty) for group in range(1, self._groups))
 
         def forward(tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
-            step = Step(tokens, positions, empty, last, rows, other_places=others)
+            step = Step(tokens, positions, empty, last, rows, other_places=others, run_scan=self._scan)
             return model(step, self._ops, self)
 
         return forward
@@ -165,6 +170,14 @@ class _Tracing:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         opaque.attend(*tensors, out, len(self.sites))
         self.sites.append(Site(target, attend, rows.group))
+        return out
+
+    def _scan(
+        self, scan: Scan, inputs: tuple[Tensor, ...], _: Ops, rows: StateRows | None, states: tuple[LayerStates, ...]
+    ) -> Tensor:
+        out = inputs[0].new_empty(inputs[0].shape[0], scan.width)
+        opaque.scan(list(inputs), out, len(self.sites))
+        self.sites.append(ScanSite(scan, states))
         return out
 
     def _append_latent(self, heads: Tensor, *others: Any) -> Tensor:

@@ -73,8 +73,8 @@ def _experts(
 
 
 def _qkv(layer: DecoderLayer, x: Tensor) -> Product | None:
-    """The product qkv; None if the kernel cannot fuse the norm before it, or the norms of the layer."""
-    if not layer.has_fusable_norms or not x.is_cuda or x.dtype != torch.bfloat16:
+    """The product qkv; None if the kernel cannot fuse the norm before it, or the attention of the layer."""
+    if not layer.is_fusable or not x.is_cuda or x.dtype != torch.bfloat16:
         return None
     return _fused(layer.qkv, len(x))
 

@@ -70,6 +70,8 @@ class Stack:
 def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     """The layers of a model, prepared for one kernel if it supports them."""
     layers = tuple(layers)
+    if not all(isinstance(layer, DecoderLayer) for layer in layers):
+        return Stack(layers)
     shapes = {_shape(layer) for layer in layers}
     shape = shapes.pop() if len(shapes) == 1 else None
     if [layer.cache_index for layer in layers] != list(range(len(layers))):

@@ -108,6 +108,13 @@ VALUES: dict[str, Any] = {
     "qk_rope_head_dim": 20,
     "v_head_dim": 12,
     "rope_interleave": False,
+    "full_attention_interval": 3,
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "attn_output_gate": True,
 }
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -140,6 +147,8 @@ MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved"
 ATTENTION = {"layer_types": ["attention"] * 8, "mamba_n_heads": 4}
 NO_EXPERTS = {"num_experts": None}
 LAYERS = ["full_attention", "sliding_attention"] * 4
+HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 4}
+PARTIAL = {**MROPE, "partial_rotary_factor": 0.5, "rope_theta": 500.0}
 DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
 SCALED = [variant for variant in FLAT if LONG not in variant.values()]
 
@@ -207,6 +216,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "qwen2_vl_text": [{}],
     "qwen3_vl_text": [{"rope_scaling": MROPE}],
     "qwen3_vl_moe_text": [{"rope_scaling": MROPE}],
+    "qwen3_5_moe_text": [{"rope_parameters": PARTIAL}, HYBRID],
+    "qwen3_5_text": [{"rope_parameters": PARTIAL}, HYBRID, {"rope_parameters": YARN_LONG}],
+    "qwen3_next": [{}, {**HYBRID, "rope_parameters": LLAMA3}, {"partial_rotary_factor": 0.5}],
     "seed_oss": [{}],
     "phi3": [
         {},

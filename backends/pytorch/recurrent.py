@@ -1,0 +1,87 @@
+"""Builds layers with a recurrent state (kernels/ops/mixer.py) from a model's files."""
+
+from __future__ import annotations
+
+import torch
+
+from ...engine.files.families import LayerKind
+from ...engine.files.model_config import ModelConfig
+from ...engine.files.recurrent_config import DeltaConfig
+from ...kernels.ops.delta import DeltaMixer, DeltaScan, Reordered
+from ...kernels.ops.mixer import Mixer, MixerLayer
+from ...kernels.ops.mlp import Mlp
+from ...kernels.ops.projection import Projection
+from .experts import gated_mlp
+from .weights import Weights
+
+
+class RecurrentLayer:
+    """A layer with a recurrent mixer and an MLP."""
+
+    def __init__(
+        self, weights: Weights, config: ModelConfig, index: int, mixer: Mixer, *, mlp: Mlp | None, offset: float
+    ) -> None:
+        """`mlp`: None for a dense MLP. `offset`: added to the weights of the norms."""
+        name = f"model.layers.{index}"
+        hidden = config.hidden_size
+        self.kind: LayerKind = config.layer_kinds[index]
+        self.prepared = MixerLayer(
+            before_mixer=weights.take(f"{name}.input_layernorm.weight", (hidden,)),
+            before_mlp=weights.take(f"{name}.post_attention_layernorm.weight", (hidden,)),
+            mixer=mixer,
+            mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size),
+            eps=config.norm_eps,
+            offset=offset,
+        )
+
+
+def delta_mixer(weights: Weights, config: ModelConfig, index: int) -> DeltaMixer:
+    """The Gated DeltaNet of a layer. Raises ModelRefused for missing or wrong tensors."""
+    delta = config.delta
+    assert delta is not None
+    name = f"model.layers.{index}.linear_attn"
+    hidden = config.hidden_size
+    heads = delta.value_heads
+    conv = weights.take(f"{name}.conv1d.weight", (delta.channels, 1, delta.conv_width))
+    inputs, rates = _inputs(weights, delta, hidden, name, conv.device)
+    return DeltaMixer(
+        inputs=inputs,
+        rates=rates,
+        scan=DeltaScan(
+            layer=config.state_layers.index(index),
+            width=delta.values,
+            weight=conv.squeeze(1).t().contiguous(),
+            rates=weights.take(f"{name}.A_log", (heads,)).float().exp(),
+            dt_bias=weights.take(f"{name}.dt_bias", (heads,)).float(),
+        ),
+        norm=weights.take(f"{name}.norm.weight", (delta.value_dim,)),
+        out=weights.linear([f"{name}.out_proj"], [hidden], delta.values),
+        eps=config.norm_eps,
+    )
+
+
+def _inputs(
+    weights: Weights, delta: DeltaConfig, hidden: int, name: str, device: torch.device
+) -> tuple[Projection, Projection]:
+    """The projections to queries, keys, values and gates, and to b and a. The second one has few outputs and is never
+    quantised while loading: each of its outputs decides how long a head remembers."""
+    heads = delta.value_heads
+    if not delta.interleaved:
+        parts = [f"{name}.in_proj_qkv", f"{name}.in_proj_z"]
+        inputs = weights.linear(parts, [delta.channels, delta.values], hidden)
+        return inputs, weights.linear([f"{name}.in_proj_b", f"{name}.in_proj_a"], [heads] * 2, hidden, quantise=False)
+    shared = heads // delta.key_heads
+    mixed = weights.linear([f"{name}.in_proj_qkvz"], [delta.channels + delta.values], hidden)
+    rates = weights.linear([f"{name}.in_proj_ba"], [2 * heads], hidden, quantise=False)
+    sizes = delta.key_dim, delta.key_dim, shared * delta.value_dim, shared * delta.value_dim
+    return (
+        Reordered(mixed, _order(delta.key_heads, sizes).to(device)),
+        Reordered(rates, _order(delta.key_heads, (shared, shared)).to(device)),
+    )
+
+
+def _order(heads: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """The outputs of a projection whose files have all parts of a head side by side: the first part of all heads, then
+    the second part of all heads, and so on. `sizes`: the sizes of the parts of a head."""
+    of_head = torch.arange(heads * sum(sizes)).view(heads, sum(sizes))
+    return torch.cat([part.flatten() for part in of_head.split(sizes, dim=1)])
