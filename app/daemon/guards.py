@@ -47,7 +47,7 @@ EXPOSED = "X-Request-Id, X-Localllm-Ignored, Retry-After"
 
 
 class Traced:
-    """Adds the header X-Request-Id to responses: the id of the client if it is valid, otherwise a new one."""
+    """Adds the headers X-Request-Id and Request-Id to responses: the id of the client if it is valid, otherwise a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -62,7 +62,8 @@ class Traced:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = request_id  # the names of OpenAI and Anthropic
             await send(message)
 
         try:
