@@ -47,7 +47,7 @@ EXPOSED = "X-Request-Id, X-Localllm-Ignored, Retry-After"
 
 
 class Traced:
-    """Adds the headers X-Request-Id and Request-Id to responses: the id of the client if it is valid, otherwise a new one."""
+    """Adds the headers X-Request-Id and Request-Id to responses: the id of the client, or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,7 @@ Includable = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+_ITEM_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{32})_\d{1,6}")
 _PATTERNS = (
     (re.compile(r"^tools\[(\d+)\]\.function"), r"tools[\1]"),
     (re.compile(r"^response_format\.json_schema"), "text.format"),
@@ -130,12 +131,26 @@ class InputBody(TargetBody, kw_only=True):
         """The items of `input` as JSON objects."""
         return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
 
+    def resolved(self, store: ResponseStore) -> Self:
+        """The body with stored items instead of references to them. Raises InvalidRequest."""
+        if isinstance(self.input, str):
+            return self
+        references = _References(store)
+        items = [references.resolved(item, f"input[{index}]") for index, item in enumerate(self.input)]
+        return msgspec.structs.replace(self, input=items)
+
     def converted(self, store: ResponseStore) -> Converted:
-        """The body as a chat. Reads stored responses. Raises InvalidRequest that names a field of this body."""
+        """The body, without references, as a chat. Reads the responses before it.
+
+        Raises InvalidRequest that names a field of this body.
+        """
         placed: list[Placed] = []
         if self.instructions is not None:
             placed.append(("instructions", chat.SystemMessage(content=self.instructions)))
-        placed += placed_messages(self._items(store))
+        items = list(self._items(store))
+        if len(items) > MAX_ITEMS:
+            raise InvalidRequest(f"input: the conversation has more than {MAX_ITEMS} items", param="input")
+        placed += placed_messages(items)
         if not placed:
             raise InvalidRequest("input is missing", param="input")
         tools, choice = self._tools()
@@ -160,8 +175,7 @@ class InputBody(TargetBody, kw_only=True):
             name = "previous_response_id"
             for response in store.chain(self.previous_response_id, name).result():
                 yield from ((name, item) for item in items_of(response.context(), name))
-        own = [_resolved(item, f"input[{index}]", store) for index, item in enumerate(self.own_items())]
-        for index, item in enumerate(items_of(own, "input")):
+        for index, item in enumerate(items_of(self.own_items(), "input")):
             yield ("input" if isinstance(self.input, str) else f"input[{index}]"), item
 
     def _tools(self) -> tuple[list[FunctionTool], Literal["none", "auto", "required"] | NamedTool | None]:
@@ -235,19 +249,25 @@ def _chat_tool(tool: FunctionTool) -> chat.Tool:
     return chat.Tool(FunctionSpec(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _resolved(item: Raw, place: str, store: ResponseStore) -> Raw:
-    """The item, or the stored item that it refers to: its id has the id of the response and the place of the item.
+class _References:
+    """Replaces references to stored items. The id of an item has the id of its response and its place there."""
 
-    Raises PreviousNotFound for an item that is not stored.
-    """
-    check_depth(item, place)
-    if item.get("type") != "item_reference":
-        return item
-    name = str(item.get("id"))
-    match = re.fullmatch(r"(?:rs|msg|fc)_([0-9a-f]{32})_(\d{1,6})", name)
-    identifier, index = (f"resp_{match[1]}", int(match[2])) if match else (name, 0)
-    output = msgspec.json.decode(store.get(identifier, place).result().reply)["output"]
-    if index >= len(output):
-        raise InvalidRequest(f"{place}: the response has no item {name[:100]!r}", param=place)
-    found: Raw = output[index]
-    return found
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._outputs: dict[str, dict[str, Raw]] = {}  # id of a response -> its items that nothing refers to
+
+    def resolved(self, item: Raw, place: str) -> Raw:
+        """The item, or the stored item that it refers to. Raises PreviousNotFound, or InvalidRequest."""
+        check_depth(item, place)
+        if item.get("type") != "item_reference":
+            return item
+        name = str(item.get("id"))
+        match = _ITEM_ID.fullmatch(name)
+        response = f"resp_{match[1]}" if match else name
+        if response not in self._outputs:
+            stored = self._store.get(response, place).result()
+            self._outputs[response] = {entry["id"]: entry for entry in msgspec.json.decode(stored.reply)["output"]}
+        found = self._outputs[response].pop(name, None)
+        if found is None:
+            raise InvalidRequest(f"{place}: there is no such item, or the input has it twice", param=place)
+        return found

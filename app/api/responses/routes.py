@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,7 +15,7 @@ from starlette.responses import Response
 
 from ...errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
 from ..answers import Answer, Head
-from ..conversion import count_tokens
+from ..conversion import Converted, count_tokens
 from ..exchange import Asked, Protocol
 from ..models import Models
 from ..stream import Stream
@@ -53,7 +52,10 @@ class ResponseRoutes:
 
     async def input_tokens(self, request: Request) -> Response:
         """POST /v1/responses/input_tokens."""
-        convert = partial(InputBody.converted, store=self._store)
+
+        def convert(body: InputBody) -> Converted:
+            return body.resolved(self._store).converted(self._store)
+
         count = await count_tokens(
             self._models, request.scope, request.receive, InputBody, self._limit, convert, blocks=True
         )
@@ -108,6 +110,7 @@ class ResponseRoutes:
     def _ask(self, body: ResponsesBody) -> Asked:
         """A request for a response in the terms of the daemon. Reads stored responses."""
         identifier = f"resp_{uuid.uuid4().hex}"
+        body = body.resolved(self._store)
         converted = body.converted(self._store)
 
         def keep(reply: bytes) -> Future[None]:

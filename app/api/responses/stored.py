@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...errors import AppError, PreviousNotFound, ResponseNotFound, StorageFailed
+from ...errors import AppError, InvalidRequest, PreviousNotFound, ResponseNotFound, StorageFailed
 
 MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20  # of all bodies; the least recently used responses are deleted first
+MAX_CHAIN = 16 * 2**20  # bytes of the responses before a request
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 _SCHEMA = """
@@ -64,7 +65,7 @@ class ResponseStore:
         return self._thread.submit(lambda: self._chain(identifier, param, depth=1)[0])
 
     def chain(self, identifier: str, param: str) -> Future[list[StoredResponse]]:
-        """A response and all before it, the first one first."""
+        """A response and all before it, the first one first. Raises InvalidRequest if they are too large."""
         return self._thread.submit(lambda: self._chain(identifier, param, depth=self._count))
 
     def delete(self, identifier: str) -> Future[None]:
@@ -95,6 +96,7 @@ class ResponseStore:
         def read(database: sqlite3.Connection) -> list[StoredResponse]:
             chain: list[StoredResponse] = []
             name: str | None = identifier
+            size = 0
             while name is not None and len(chain) < depth:
                 row = database.execute(
                     "SELECT id, previous, reply, input FROM response WHERE id = ?", (name,)
@@ -102,6 +104,11 @@ class ResponseStore:
                 if row is None:
                     raise _missing(name, param)
                 chain.append(StoredResponse(*row))
+                size += len(chain[-1].reply) + len(chain[-1].input)
+                if size > MAX_CHAIN and depth > 1:
+                    raise InvalidRequest(
+                        f"{param}: the responses before it have more than {MAX_CHAIN} bytes", param=param
+                    )
                 name = chain[-1].previous
             used = _next_use(database)
             database.executemany("UPDATE response SET used = ? WHERE id = ?", [(used, entry.id) for entry in chain])

@@ -362,4 +362,26 @@ def test_openapi_describes_the_replies(daemon: Daemon) -> None:
         check({"messages": say("x"), "temprature": 1}, "ChatBody")
     for path, operations in document["paths"].items():
         method = next(iter(operations))
-        assert httpx.request(method, daemon.url + path.replace("{id}", MODEL)).status_code != 404, path
+        assert "unknown route" not in httpx.request(method, daemon.url + path.replace("{id}", "x")).text, path
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/responses", {"input": "WORDS"}), ("/v1/messages", {"messages": say("WORDS"), "max_tokens": 9})],
+)
+def test_openapi_describes_the_replies_of_agents(daemon: Daemon, path: str, body: dict[str, Any]) -> None:
+    document = httpx.get(f"{daemon.url}/openapi.json").json()
+    replies = document["paths"][path]["post"]["responses"]
+
+    def validate(value: Any, content: Any, media: str) -> None:
+        schema = content["content"][media]["schema"] | {"components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+    for words in ("think", "call", "refuse"):
+        text = json.dumps(body | {"model": MODEL}).replace("WORDS", words)
+        reply = httpx.post(daemon.url + path, content=text, headers={"Content-Type": "application/json"})
+        validate(reply.json(), replies["200" if reply.is_success else "default"], "application/json")
+        if reply.is_success:
+            streamed = json.loads(text) | {"stream": True}
+            for event in events(httpx.post(daemon.url + path, json=streamed).text):
+                validate(event, replies["200"], "text/event-stream")

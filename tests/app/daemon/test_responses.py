@@ -103,7 +103,11 @@ def test_items_can_be_sent_back_or_referred_to(client: openai.OpenAI) -> None:
     sent_back[0]["content"] = None  # clients that keep the encrypted text only
     assert frame_of(create(client, sent_back))["messages"][0] == answer
     references = [{"type": "item_reference", "id": item.id} for item in first.output]
-    assert frame_of(create(client, [*references, sent_back[-1]]))["messages"][0] == answer
+    second = create(client, [*references, sent_back[-1]])
+    assert frame_of(second)["messages"][0] == answer
+    assert frame_of(create(client, "body", previous_response_id=second.id))["messages"][0] == answer
+    with pytest.raises(openai.BadRequestError, match="twice"):
+        create(client, references * 2)
     with pytest.raises(openai.BadRequestError) as missing:
         create(client, [{"type": "item_reference", "id": first.output[0].id[:-1] + "9"}])
     assert missing.value.param == "input[0]"

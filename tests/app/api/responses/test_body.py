@@ -30,7 +30,8 @@ for _ in range(70):
 def frame(folder: Path, **body: Any) -> Generate:
     """The frame of a body, with a file of stored responses that does not exist."""
     decoded = decode(json.dumps({"input": "hi"} | body).encode(), ResponsesBody)
-    return decoded.converted(ResponseStore(folder / "none")).frame("id")
+    store = ResponseStore(folder / "none")
+    return decoded.resolved(store).converted(store).frame("id")
 
 
 @pytest.mark.parametrize(

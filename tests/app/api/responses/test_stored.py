@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from localllm.app.api.responses import stored
 from localllm.app.api.responses.stored import ResponseStore, StoredResponse
-from localllm.app.errors import PreviousNotFound, ResponseNotFound, StorageFailed
+from localllm.app.errors import InvalidRequest, PreviousNotFound, ResponseNotFound, StorageFailed
 
 
 def response(name: str, previous: str | None = None, size: int = 0) -> StoredResponse:
@@ -50,6 +51,18 @@ def test_the_size_has_a_limit(tmp_path: Path) -> None:
     for name in "abcd":
         store.put(response(name, size=400)).result()
     assert names(store, *"abcd") == ["c", "d"]
+
+
+def test_a_chain_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MAX_CHAIN", 1000)
+    store = ResponseStore(tmp_path / "file")
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        store.put(response(name, previous, size=400)).result()
+    assert len(store.chain("b", "x").result()) == 2
+    with pytest.raises(InvalidRequest, match="more than 1000 bytes") as refused:
+        store.chain("c", "x").result()
+    assert refused.value.param == "x"
+    assert store.get("c").result().id == "c"
 
 
 def test_only_the_user_can_read_the_file(tmp_path: Path) -> None:
