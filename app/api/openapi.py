@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import admin, embeddings, ignored, openai, replies
+from . import admin, embeddings, ignored, openai, replies, rerank
 from .anthropic import body as anthropic
 from .anthropic import replies as message
 from .ollama import bodies as ollama
@@ -56,6 +56,9 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
         "Compute the vectors of texts (embedding models)",
         {"application/json": replies.EmbeddingList},
     ),
+    "/v1/rerank": (rerank.RerankBody, "Rank documents for a query (Jina's and Cohere's forms)", {}),
+    "/v2/rerank": (rerank.RerankBody, "Rank documents for a query (Cohere's path)", {}),
+    "/v1/score": (rerank.ScoreBody, "Score pairs of query and document", {}),
     "/api/chat": (
         ollama.OllamaChatBody,
         "Answer a conversation (Ollama's API)",

@@ -46,6 +46,7 @@ from .ollama.vectors import EmbedBody, EmbeddingsBody
 from .openai import DetokenizeBody, TokenizeBody
 from .openapi import describe
 from .replies import error_response
+from .rerank import RerankBody, Reranking, ScoreBody
 from .responses.routes import ResponseRoutes
 from .responses.stored import ResponseStore
 from .store import StoreRoutes
@@ -90,6 +91,8 @@ class _Api:
             ("POST", "/messages", Exchange(self.models, self.metrics, MESSAGES, VERSION, check)),
             ("POST", "/messages/count_tokens", self.count_message),
             ("POST", "/embeddings", Embeddings(self.models, self.metrics, check)),
+            ("POST", "/rerank", Reranking(self.models, self.metrics, check, RerankBody)),
+            ("POST", "/score", Reranking(self.models, self.metrics, check, ScoreBody)),
             ("GET", "/models", self.cards),
             ("GET", "/models/{id:path}", self.card),
             ("POST", "/tokenize", self.tokenize),
@@ -112,6 +115,7 @@ class _Api:
         ]
         daemon_routes: list[tuple[str, str, Any]] = [
             ("GET", "/", self.root),
+            ("POST", "/v2/rerank", Reranking(self.models, self.metrics, check, RerankBody)),
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.figures),
             ("GET", "/openapi.json", self.openapi),
