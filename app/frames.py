@@ -79,6 +79,7 @@ class Generate(Frame):
     id: str
     messages: list[dict[str, Any]] | None = None  # validated by the API; `content` is a text
     prompt: str | list[int] | None = None
+    suffix: str | None = None  # the answer is the text between `prompt` and `suffix`
     tools: list[dict[str, Any]] = []  # for the prompt; validated by the API
     forced_tools: list[dict[str, Any]] = []  # the answer must call one of these tools; empty: it may be text
     parallel_tool_calls: bool = True
@@ -87,7 +88,7 @@ class Generate(Frame):
     verbosity: str | None = None
     continue_final_message: bool = False
     n: int = 1
-    max_tokens: int | None = None  # None: until the context is full
+    max_tokens: int | None = None  # None: until the context is full; 0: only the echo, with its log-probabilities
     min_tokens: int = 0  # tokens before the first token that may end the answer
     fit_max_tokens: bool = False  # a limit beyond the context is no error: the answer ends where the context is full
     temperature: float | None = None  # None: value of the model's generation_config.json, or 1.0
@@ -104,7 +105,7 @@ class Generate(Frame):
     ignore_eos: bool = False
     logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    echo: bool = False
+    echo: bool = False  # with `logprobs`, the model computes those of the prompt, token by token
     adapter: str | None = None  # name of an adapter; empty: the base model; None: the default of the model
     adapter_scale: float = 1.0  # factor of the adapter's change of the weights
 
@@ -217,7 +218,7 @@ class PieceLogprob(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     id: int
     bytes: list[int]
-    logprob: float
+    logprob: float  # not a number: the first token of a prompt has none
     top: list[PieceLogprob] = []
 
 

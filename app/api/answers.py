@@ -4,6 +4,7 @@ completions."""
 from __future__ import annotations
 
 import time
+from math import isnan
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -195,18 +196,27 @@ class ChatAnswer:
         return ChatLogprobs([token_logprob(entry) for entry in logprobs])
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Of each `count` choices of a prompt, the `kept` likeliest are in the answer."""
+
+    count: int
+    kept: int
+
+
 class CompletionAnswer:
     """Answers of /v1/completions."""
 
     framing = SERVER_SENT
 
-    def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool) -> None:
+    def __init__(self, head: Head, choices: int, *, logprobs: bool, usage: bool, best: Best | None = None) -> None:
         self._head = head.fields()
         self._logprobs = logprobs
         self._usage = usage
         self._choices = [_Choice() for _ in range(choices)]
         self._reports = [TextLogprobs([], [], [], []) for _ in range(choices)]
         self._offsets = [TextOffsets() for _ in range(choices)]
+        self._best = best
 
     def opening(self) -> bytes:
         return b""
@@ -235,11 +245,25 @@ class CompletionAnswer:
 
     def document(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
-        choices = [self._full_choice(index, choice) for index, choice in enumerate(self._choices)]
+        choices = [self._full_choice(number, index) for number, index in enumerate(self._shown_choices())]
         return _encode(TextCompletion(**self._head, choices=choices, usage=usage))
 
-    def _full_choice(self, index: int, choice: _Choice) -> TextChoice:
-        return TextChoice(index, "".join(choice.text), self._shown(self._reports[index]), choice.finish)
+    def _shown_choices(self) -> list[int]:
+        """The indices of the choices in the answer."""
+        indices = list(range(len(self._choices)))
+        if self._best is None:
+            return indices
+        groups = [indices[start : start + self._best.count] for start in range(0, len(indices), self._best.count)]
+        return [index for group in groups for index in sorted(group, key=self._likelihood)[: self._best.kept]]
+
+    def _likelihood(self, index: int) -> float:
+        """The negative mean log-probability of the tokens of a choice, to sort the likeliest one first."""
+        logprobs = [entry.logprob for entry in self._choices[index].logprobs if not isnan(entry.logprob)]
+        return -sum(logprobs) / max(len(logprobs), 1)
+
+    def _full_choice(self, number: int, index: int) -> TextChoice:
+        choice = self._choices[index]
+        return TextChoice(number, "".join(choice.text), self._shown(self._reports[index]), choice.finish)
 
     def _shown(self, report: TextLogprobs) -> TextLogprobs | None:
         """The log-probabilities; None if the client did not request them."""
@@ -253,8 +277,9 @@ class CompletionAnswer:
         offsets.add(piece.text)
         for entry in piece.logprobs:
             report.tokens.append(_spelling(entry))
-            report.token_logprobs.append(_finite(entry.logprob))
-            report.top_logprobs.append(_alternatives(entry))
+            is_first = isnan(entry.logprob)  # of an echoed prompt
+            report.token_logprobs.append(None if is_first else _finite(entry.logprob))
+            report.top_logprobs.append(None if is_first else _alternatives(entry))
             report.text_offset.append(offsets.of(bytes(entry.bytes)))
 
 

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import AppError, Stopping
 from ..frames import AskStats, Finished, Generate, ModelInfo, Piece
 from . import keep_alive
-from .answers import SERVER_SENT, Answer, ChatAnswer, CompletionAnswer, Framing, Head
+from .answers import SERVER_SENT, Answer, Best, ChatAnswer, CompletionAnswer, Framing, Head
 from .body import Body, ClientGone, is_local, read_converted
 from .ignored import Policy, ignored_in
 from .inputs import TargetBody
@@ -81,7 +81,8 @@ def _ask_chat(body: ChatBody) -> Asked:
 
 def _ask_completion(body: CompletionBody) -> Asked:
     def answer(head: Head, stream: Stream) -> Answer:
-        return CompletionAnswer(head, stream.weight, logprobs=body.shows_logprobs, usage=body.wants_usage)
+        best = Best(body.best_of, body.kept) if body.best_of and body.kept else None
+        return CompletionAnswer(head, stream.weight, logprobs=body.shows_logprobs, usage=body.wants_usage, best=best)
 
     identifier = f"cmpl-{uuid.uuid4().hex}"
     return Asked(identifier, body, body.frames(identifier), bool(body.stream), answer)

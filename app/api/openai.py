@@ -173,38 +173,72 @@ class ChatBody(SamplingBody, kw_only=True):
 class CompletionBody(SamplingBody, kw_only=True):
     """POST /v1/completions."""
 
-    REFUSED: ClassVar[dict[str, str]] = {
-        "suffix": "fill-in-the-middle is not supported",
-        "best_of": "only 1 is supported; use n",
-    }
-
     prompt: Texts
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
-    suffix: None = None
-    best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
 
     @property
     def shows_logprobs(self) -> bool:
         return self.logprobs is not None
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the answer has the log-probabilities of the prompt. Then it may have no other tokens."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def kept(self) -> int | None:
+        """The number of choices of a prompt that are the best of more; None: the answer has all choices."""
+        choices = self.n or 1
+        return choices if (self.best_of or choices) > choices else None
+
     def check(self) -> None:
         super().check()
-        if self.echo and self.logprobs is not None:
-            raise UnsupportedParameter("logprobs of an echoed prompt are not supported", param="logprobs")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise InvalidRequest("best_of must be at least n", param="best_of")
+        if self.kept is not None and self.stream:
+            raise UnsupportedParameter(
+                "best_of: the best choices are known at the end: without stream", param="best_of"
+            )
+        if self.scores_prompt:
+            self._check_scores()
+        if self.suffix and (self.echo or not isinstance(self.prompt, str)):
+            raise UnsupportedParameter("suffix: needs one text as prompt, without echo", param="suffix")
+
+    def _check_scores(self) -> None:
+        """Raises UnsupportedParameter for a field that would act on the repeated prompt, too."""
+        for name in ("stop", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name):
+                raise UnsupportedParameter(f"{name}: not supported with logprobs of an echoed prompt", param=name)
+
+    def _value(self, field: str) -> Any:
+        if field == "max_tokens" and self.max_tokens == 0 and self.scores_prompt:
+            return None  # see `frames`
+        return super()._value(field)
 
     def frames(self, request_id: str) -> list[Generate]:
         """The request as one frame per prompt for a worker. Raises InvalidRequest."""
         self.check()
-        prompts = texts_of(self.prompt, "prompt", MAX_PROMPTS)
+        prompts = (
+            [self.prompt]
+            if self.suffix and isinstance(self.prompt, str)
+            else texts_of(self.prompt, "prompt", MAX_PROMPTS)
+        )
+        defaults = {None: COMPLETION_TOKENS, 0: 0}
+        sampling = self.sampling()
+        if self.kept is not None:
+            sampling["n"] = self.best_of
         return [
             Generate(
                 id=f"{request_id}-{index}",
                 prompt=prompt,
-                max_tokens=COMPLETION_TOKENS if self.max_tokens is None else self._value("max_tokens"),
+                suffix=self.suffix or None,
+                max_tokens=defaults.get(self.max_tokens, self._value("max_tokens")),
                 echo=bool(self.echo),
-                logprobs=self.logprobs,
-                **self.sampling(),
+                logprobs=0 if self.logprobs is None and self.kept is not None else self.logprobs,
+                **sampling,
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -131,8 +131,8 @@ class TextLogprobs(msgspec.Struct):
     """The log-probabilities of /v1/completions: lists of equal length; text_offset is in characters of the answer."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null: the first token of an echoed prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

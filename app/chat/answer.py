@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -160,6 +161,12 @@ class Choice:
         self.generated = 0
         self.cached = 0
         self.done = False
+
+    def first(self, token: int) -> Piece:
+        """The first piece of an answer that repeats the prompt token by token. The first token has no
+        log-probability."""
+        text = self._tokenizer.decode([token], hidden=hidden_ids(self._tokenizer, AnswerFormat()))
+        return Piece(id=self._id, choice=self._index, text=text, logprobs=[self._logprob(token, math.nan)])
 
     def echo(self, text: str) -> Piece:
         """The first piece of an answer that repeats the prompt."""

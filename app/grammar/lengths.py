@@ -1,8 +1,8 @@
-"""A grammar over token ids: a minimum length of the answer."""
+"""Grammars over token ids: a minimum length of the answer, and a given beginning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,3 +40,36 @@ class MinimumLength:
     @property
     def finished(self) -> bool:
         return self._inner is not None and self._inner.finished
+
+
+class Beginning:
+    """Gives the first tokens of an answer. Implements engine.grammar.Grammar."""
+
+    def __init__(self, tokens: Sequence[int], vocab_size: int, inner: Grammar | None = None) -> None:
+        """`inner`: the grammar of the rest of the answer; None: free text."""
+        self._tokens = tokens
+        self._vocab_size = vocab_size
+        self._inner = inner
+        self._accepted = 0
+
+    def allowed(self) -> NDArray[np.uint32]:
+        if self._accepted >= len(self._tokens):
+            return all_tokens(self._vocab_size) if self._inner is None else self._inner.allowed()
+        mask = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        token = self._tokens[self._accepted]
+        mask[token // 32] = np.uint32(1 << token % 32)
+        return mask
+
+    def accept(self, token: int) -> None:
+        if self._accepted >= len(self._tokens) and self._inner is not None:
+            self._inner.accept(token)
+        self._accepted += 1
+
+    def copy(self) -> Beginning:
+        other = Beginning(self._tokens, self._vocab_size, None if self._inner is None else self._inner.copy())
+        other._accepted = self._accepted
+        return other
+
+    @property
+    def finished(self) -> bool:
+        return self._accepted >= len(self._tokens) and self._inner is not None and self._inner.finished

@@ -10,13 +10,14 @@ from ...engine.grammar import Grammar
 from ...engine.request import Delta, Request
 from ..chat.answer import Choice, MarkedReader, ReadingOptions
 from ..chat.calls.constraint import LazyGrammar
+from ..chat.infill import Infill, infill_prompt
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids, sampling_of
 from ..chat.tokenizer.base import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
 from ..grammar.compiler import TokenGrammar
-from ..grammar.lengths import MinimumLength
+from ..grammar.lengths import Beginning, MinimumLength
 from ..purpose import check_use
 from .faults import check_finish
 from .opening import OpenModel
@@ -30,6 +31,7 @@ class Generation:
     prompt: Prompt
     requests: list[Request]
     choices: dict[str, Choice]  # id of the engine's request → choice
+    repeated: int = 0  # tokens of the prompt that each choice repeats as its first tokens
 
     @property
     def prompt_tokens(self) -> int:
@@ -56,6 +58,8 @@ class Generation:
         """The first output: with `echo`, one piece with the prompt for each choice."""
         if not self.frame.echo:
             return []
+        if self.frame.logprobs is not None:
+            return [choice.first(self.prompt.ids[0]) for choice in self.choices.values()]
         text = self.frame.prompt if isinstance(self.frame.prompt, str) else tokenizer.decode(self.prompt.ids)
         return [choice.echo(text) for choice in self.choices.values()]
 
@@ -69,7 +73,7 @@ class Generation:
         return Finished(
             id=self.frame.id,
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(choice.generated for choice in self.choices.values()),
+            completion_tokens=sum(max(choice.generated - self.repeated, 0) for choice in self.choices.values()),
             cached_tokens=min(choice.cached for choice in self.choices.values()),
             cancelled=cancelled,
         )
@@ -84,9 +88,7 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     check_token_ids(_source(frame), prompt.ids, spec.vocab_size)
     check_token_ids("stop_token_ids", frame.stop_ids, spec.vocab_size)
     max_tokens = _max_tokens(frame, model, prompt)
-    stop_ids = frozenset(frame.stop_ids)
-    if not frame.ignore_eos:
-        stop_ids |= model.tokenizer.eos_ids
+    stop_ids = frozenset(frame.stop_ids) | (_ends(frame, model) if not frame.ignore_eos else frozenset())
     compiled = _with_minimum(frame, _grammar(frame, model, prompt), stop_ids, spec.vocab_size)
     if frame.response_format is not None:
         prompt = replace(prompt, continues_text=True)  # keep the first space: a regex may require it
@@ -94,15 +96,49 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     options = ReadingOptions(frame.stop, frame.tools, one_call=not _is_parallel(frame, prompt), new_id=new_id)
     seed = secrets.randbits(63) if frame.seed is None else frame.seed
     sampling = sampling_of(frame, model.recommended, model.suppressed, seed=seed, vocab_size=spec.vocab_size)
-    request = _request(frame, prompt, max_tokens, stop_ids)
-    generation = Generation(frame, prompt, [], {})
+    given = _given(frame, prompt, stop_ids)
+    if given:
+        compiled = Beginning(given, spec.vocab_size, compiled)
+    own_prompt = replace(prompt, ids=prompt.ids[: len(prompt.ids) - len(given)])
+    request = _request(frame, own_prompt, max_tokens + len(given), stop_ids)
+    generation = Generation(frame, prompt, [], {}, repeated=len(given))
     for index in range(frame.n):
         name = f"{frame.id}/{index}"
         own = replace(sampling, seed=(seed + index) % 2**64)
         grammar = compiled.copy() if compiled else None
         generation.requests.append(replace(request, id=name, sampling=own, grammar=grammar))
-        generation.choices[name] = Choice(frame.id, index, model.tokenizer, prompt, options, stop_ids=stop_ids)
+        generation.choices[name] = Choice(frame.id, index, model.tokenizer, own_prompt, options, stop_ids=stop_ids)
     return generation
+
+
+def _ends(frame: Generate, model: OpenModel) -> frozenset[int]:
+    """The tokens of the model that end an answer."""
+    ends = model.tokenizer.eos_ids
+    return ends if frame.suffix is None else ends | _infill(frame, model).ends
+
+
+def _infill(frame: Generate, model: OpenModel) -> Infill:
+    assert isinstance(frame.prompt, str)
+    return infill_prompt(model.tokenizer, frame.prompt, frame.suffix or "")
+
+
+def _given(frame: Generate, prompt: Prompt, stop_ids: frozenset[int]) -> tuple[int, ...]:
+    """The tokens of the prompt that the model repeats, so that they have log-probabilities: all but the first one.
+
+    Raises InvalidRequest if the answer would end among them.
+    """
+    if not frame.echo or frame.logprobs is None:
+        return ()
+    given = prompt.ids[1:]
+    if not given and not frame.max_tokens:
+        raise InvalidRequest("max_tokens: a prompt of one token has no log-probabilities", param="max_tokens")
+    if not stop_ids.isdisjoint(given):
+        raise InvalidRequest(
+            "logprobs: the prompt has a token that ends answers, so its log-probabilities cannot be computed",
+            hint="use ignore_eos, or leave the token out",
+            param="logprobs",
+        )
+    return given
 
 
 def _source(frame: Generate) -> str:
@@ -114,6 +150,8 @@ def prompt_of(frame: Generate, model: OpenModel) -> Prompt:
     """The prompt of a request. Blocks; raises AppError."""
     check_use(model.info.model, model.info.purpose, "chat" if frame.prompt is None else "text")
     context = model.runner.spec.max_context
+    if frame.suffix is not None:
+        return Prompt(_infill(frame, model).ids, continues_text=True)
     if frame.prompt is not None:
         return model.prompts.from_text(frame.prompt, context=context)
     return model.prompts.from_messages(

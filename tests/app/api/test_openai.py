@@ -599,10 +599,16 @@ def test_forms_of_prompt(prompt: Any, prompts: list[Any]) -> None:
         ({"prompt": ["a", [1]]}, "invalid_request", "prompt"),
         ({"prompt": [[1], 1]}, "invalid_request", "prompt"),
         ({"prompt": ["a", ""]}, "invalid_request", "prompt"),
-        ({"echo": True, "logprobs": 1}, "unsupported_parameter", "logprobs"),
+        ({"echo": True, "logprobs": 1, "stop": "x"}, "unsupported_parameter", "stop"),
+        ({"echo": True, "logprobs": 1, "presence_penalty": 1}, "unsupported_parameter", "presence_penalty"),
+        ({"echo": True, "max_tokens": 0}, "invalid_request", "max_tokens"),
+        ({"logprobs": 1, "max_tokens": 0}, "invalid_request", "max_tokens"),
         ({"logprobs": 21}, "invalid_request", "logprobs"),
-        ({"best_of": 2}, "unsupported_parameter", "best_of"),
-        ({"suffix": "x"}, "unsupported_parameter", "suffix"),
+        ({"best_of": 2, "n": 3}, "invalid_request", "best_of"),
+        ({"best_of": 2, "stream": True}, "unsupported_parameter", "best_of"),
+        ({"best_of": 129}, "invalid_request", "best_of"),
+        ({"suffix": "x", "echo": True}, "unsupported_parameter", "suffix"),
+        ({"suffix": "x", "prompt": ["a"]}, "unsupported_parameter", "suffix"),
         ({"messages": []}, "unsupported_parameter", "messages"),
     ],
 )
@@ -612,9 +618,21 @@ def test_completion_refuses_by_name(body: dict[str, Any], code: str, param: str)
     assert (refused.value.code, refused.value.param) == (code, param)
 
 
+def test_forms_of_completions() -> None:
+    (scored,) = completion(echo=True, logprobs=1, max_tokens=0)
+    assert (scored.echo, scored.logprobs, scored.max_tokens) == (True, 1, 0)
+    (best,) = completion(best_of=4, n=2)
+    assert (best.n, best.logprobs) == (4, 0)
+    (same,) = completion(best_of=2, n=2)
+    assert (same.n, same.logprobs) == (2, None)
+    (middle,) = completion(prompt="", suffix="b")
+    assert (middle.prompt, middle.suffix) == ("", "b")
+    assert completion(suffix="")[0].suffix is None
+
+
 def test_every_field_of_generate_has_a_request_field() -> None:
     """A new field of Generate needs a field of the request, or an entry in this list."""
-    not_sampling = {"id", "messages", "prompt", "echo", "fit_max_tokens"}
+    not_sampling = {"id", "messages", "prompt", "suffix", "echo", "fit_max_tokens"}
     asked = chat(
         temperature=0.5, top_k=1, min_tokens=1, reasoning_effort="low", verbosity="low",
         top_p=0.5, min_p=0.5, n=2, max_tokens=1, stop=["a"], stop_token_ids=[1], seed=1,
