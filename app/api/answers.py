@@ -4,9 +4,9 @@ completions."""
 from __future__ import annotations
 
 import time
-from math import isnan
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any, Protocol
 
 import msgspec

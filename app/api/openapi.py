@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import admin, embeddings, ignored, openai, replies, rerank
+from . import admin, embeddings, ignored, llamacpp, openai, replies, rerank
 from .anthropic import body as anthropic
 from .anthropic import replies as message
 from .ollama import bodies as ollama
@@ -59,6 +59,18 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
     "/v1/rerank": (rerank.RerankBody, "Rank documents for a query (Jina's and Cohere's forms)", {}),
     "/v2/rerank": (rerank.RerankBody, "Rank documents for a query (Cohere's path)", {}),
     "/v1/score": (rerank.ScoreBody, "Score pairs of query and document", {}),
+    "/v1/models/load": (
+        admin.LoadBody,
+        "Load a model (unix socket or API key)",
+        {"application/json": admin.LoadedModel},
+    ),
+    "/v1/models/unload": (admin.UnloadBody, "Unload a model (unix socket or API key)", {}),
+    "/infill": (
+        llamacpp.InfillBody,
+        "Fill the middle between two texts (llama.cpp's API)",
+        {"application/json": AnyObject, "text/event-stream": AnyObject},
+    ),
+    "/apply-template": (llamacpp.TemplateBody, "Render the prompt of a conversation (llama.cpp's API)", {}),
     "/api/chat": (
         ollama.OllamaChatBody,
         "Answer a conversation (Ollama's API)",
@@ -100,6 +112,8 @@ READS = {
     "/v1/models": "List the models",
     "/v1/models/{id}": "One of them",
     "/lora-adapters": "List the adapters (unix socket or API key)",
+    "/props": "Facts about a loaded model (llama.cpp's API)",
+    "/slots": "The places of a step of a loaded model (llama.cpp's API)",
     "/api/tags": "List the models (Ollama's API)",
     "/api/ps": "List the loaded models (Ollama's API)",
     "/api/version": "Version of the daemon (Ollama's API)",

@@ -37,7 +37,8 @@ from .body import is_local, read_converted, read_json
 from .conversion import count_tokens
 from .embeddings import Embeddings
 from .events import EventStream, Report
-from .exchange import CHAT, COMPLETION, Exchange
+from .exchange import CHAT, COMPLETION, Exchange, unless_gone
+from .llamacpp import INFILL, LlamaCpp
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
 from .ollama import answer as ollama
@@ -94,6 +95,8 @@ class _Api:
             ("POST", "/rerank", Reranking(self.models, self.metrics, check, RerankBody)),
             ("POST", "/score", Reranking(self.models, self.metrics, check, ScoreBody)),
             ("GET", "/models", self.cards),
+            ("POST", "/models/load", self.for_admin(self.load_now)),
+            ("POST", "/models/unload", self.for_admin(self.unload)),
             ("GET", "/models/{id:path}", self.card),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
@@ -113,8 +116,13 @@ class _Api:
             ("POST", "/api/copy", self.for_admin(library.copy)),
             ("DELETE", "/api/delete", self.for_admin(library.delete)),
         ]
+        llamacpp = LlamaCpp(self.models, self.limit)
         daemon_routes: list[tuple[str, str, Any]] = [
             ("GET", "/", self.root),
+            ("GET", "/props", llamacpp.props),
+            ("GET", "/slots", llamacpp.slots),
+            ("POST", "/apply-template", llamacpp.apply_template),
+            ("POST", "/infill", Exchange(self.models, self.metrics, INFILL, VERSION, check)),
             ("POST", "/v2/rerank", Reranking(self.models, self.metrics, check, RerankBody)),
             ("GET", "/health", self.health),
             ("GET", "/metrics", self.figures),
@@ -284,6 +292,14 @@ class _Api:
             )
 
         return EventStream(work)
+
+    async def load_now(self, request: Request) -> Response:
+        """POST /v1/models/load: as POST /admin/load, with one document at the end."""
+        body = await read_json(request.scope, request.receive, LoadBody, MAX_LOAD_BODY)
+        work = self.models.load(
+            body.model, local=is_local(request.scope), flags=body.flags, exact=body.exact, for_chat=body.for_chat
+        )
+        return _json(await unless_gone(request.receive, work))
 
     async def unload(self, request: Request) -> Response:
         body = await read_json(request.scope, request.receive, UnloadBody, self.limit)

@@ -167,14 +167,13 @@ class GenerateBody(_AnswerBody, kw_only=True):
     REFUSED: ClassVar[dict[str, str]] = _AnswerBody.REFUSED | {
         "template": "the model has its own chat template; use raw for a prompt without one",
         "context": "send the conversation to /api/chat",
-        "suffix": "fill-in-the-middle is not supported",
         "width": "models write text only",
         "height": "models write text only",
         "steps": "models write text only",
     }
 
     prompt: str | None = None
-    suffix: Literal[""] | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
     images: list[Any] | None = None
@@ -187,16 +186,16 @@ class GenerateBody(_AnswerBody, kw_only=True):
     def openai(self) -> ChatBody | CompletionBody | None:
         """The body of OpenAI's API; None without a prompt. Raises InvalidRequest."""
         refuse_images(self.images, "images")
-        if not self.prompt:
+        if not self.prompt and not self.suffix:
             return None
-        if not self.raw:
+        if not self.raw and not self.suffix:
             system = [SystemMessage(content=self.system)] if self.system else []
-            return self.chat([*system, UserMessage(content=self.prompt)])
+            return self.chat([*system, UserMessage(content=self.prompt or "")])
         if self.system:
-            raise InvalidRequest("system: a raw prompt has no chat template", param="system")
+            raise InvalidRequest("system: a raw prompt and a suffix have no chat template", param="system")
         fields = {"max_tokens": -1} | self.shared()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return CompletionBody(prompt=self.prompt, logprobs=logprobs, **fields)
+        return CompletionBody(prompt=self.prompt or "", suffix=self.suffix or None, logprobs=logprobs, **fields)
 
 
 def plain_name(name: str) -> str:

@@ -11,7 +11,7 @@ from .canary_api import PROMPT, Api, serve, text_of
 
 
 @pytest.fixture(scope="module")
-def api(short_folder: Callable[[], "object"]) -> Iterator[Api]:
+def api(short_folder: Callable[[], object]) -> Iterator[Api]:
     yield from serve(short_folder())  # type: ignore[arg-type]
 
 
