@@ -202,6 +202,8 @@ def _copy_finite(target: Tensor, matrix: Tensor, module: str) -> None:
 def slot_values(config: ModelConfig, rank: int) -> int:
     """Number of values in one slot: factors of rank `rank` for all linear layers except experts, the embedding and the
     output head."""
+    if config.linear is not None:
+        return rank * config.linear.values + config.linear.count * ALIGNED
     hidden = config.hidden_size
     dense = _mlp_values(hidden, config.intermediate_size)
     total = 2 * (config.vocab_size + hidden) + len(config.attention_layers) * _attention_values(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib import import_module
 from itertools import dropwhile
 
 import torch
@@ -12,15 +11,15 @@ import torch
 from ...engine.errors import ModelRefused, ModelTooLarge
 from ...engine.files.model_config import ModelConfig
 from ...engine.files.model_files import ModelFiles
-from ...engine.files.tied_head import with_stored_head
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
 from ...engine.runner import Runner, RunnerSpec
 from ...kernels.ops.lora import Lora
+from .architecture import Architecture, architecture_of, planned_files
 from .cache_plan import layer_groups
 from .choice import with_attention, with_lora_backend
 from .device import Device, Recorder
-from .expert_shapes import check_experts, with_expert_names
+from .expert_shapes import check_experts
 from .failures import load_failures
 from .fit_hint import fitting_options
 from .forced import with_forced
@@ -69,16 +68,16 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
-    files = with_expert_names(with_stored_head(files))
     device = _configured(device, options)
     try:
         with load_failures(files.name):
-            return _load(files, options, device, free)
+            architecture = architecture_of(files, device, options)
+            return _load(architecture, options, free)
     except ModelTooLarge as error:
         failed = error
 
     def memory(changed: LoadOptions) -> MemoryPlan:
-        return _plan(files, changed, device, free)
+        return _plan(architecture.files, changed, device, free)
 
     numbers = failed.numbers or memory(options).numbers()
     raise ModelTooLarge(str(failed), fitting_options(memory, options), numbers) from failed.__cause__
@@ -93,7 +92,7 @@ def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
-    files = with_expert_names(with_stored_head(files))
+    files = planned_files(files)
     check_experts(files)
     return _plan(files, options, _configured(device, options), free)
 
@@ -115,7 +114,8 @@ def _configured(device: Device, options: LoadOptions) -> Device:
     return replace(device, ops=with_forced(device.ops, device.kernels, options.ops))
 
 
-def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
+def _load(architecture: Architecture, options: LoadOptions, free: int) -> Runner:
+    files, device = architecture.files, architecture.device
     config = files.config
     dtype = DTYPES.get(options.dtype, device.dtype)
     loader = Loader(files, options, device, dtype)
@@ -139,9 +139,8 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         return GroupedKV(groups, layers, _states(config, spec, device))
 
     with torch.inference_mode():
-        build = import_module(f".models.{config.model_type}", __package__).build
-        model: Model
-        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context), spec.num_adapters)
+        build = architecture.build
+        model, weights = loader.load(lambda weights: build(weights, spec.max_context), spec.num_adapters)
         estimate = expected_workspace(config, options, dtype, device)
         rest = free - weights.bytes - spec.cache_bytes
         is_short = device.meter is not None and rest < MEASURED_BELOW * estimate

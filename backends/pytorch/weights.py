@@ -34,9 +34,14 @@ class StoredTensors:
         self._unread = dict(files.tensors)
         self._maps = MappedFiles()
         self._read: list[StoredTensor] = []
+        self._provided: dict[str, Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._unread
+        return name in self._unread or name in self._provided
+
+    def provide(self, name: str, tensor: Tensor) -> None:
+        """Let the next read of `name` return this tensor, which was computed from tensors of the files."""
+        self._provided[name] = tensor
 
     def dtype(self, name: str) -> str:
         """See quant.Tensors.dtype."""
@@ -48,6 +53,8 @@ class StoredTensors:
 
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
         """See quant.Tensors.read."""
+        if name in self._provided:
+            return self._provided.pop(name).view(*shape)
         stored = self.check(name, shape, dtypes)
         self._read.append(stored)
         tensor = self._maps.tensor(stored)
@@ -121,6 +128,7 @@ class Weights:
         slots: AdapterSlots | None = None,
     ) -> None:
         self.dtype = dtype  # dtype of activations
+        self.device = device.type
         self.products: dict[str, Product] = {}  # the products created so far, with the same names as in `cached`
         self.bytes = 0  # bytes of all weights loaded so far
         # Bytes that a token reads: all weights, but of the experts only those that it uses, and no embedding table.

@@ -24,6 +24,14 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
+class LinearLayers:
+    """The linear layers of a model that code outside of localllm computes, and its embedding."""
+
+    values: int  # numbers of all their LoRA factors of rank 1
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The configuration of a decoder-only transformer."""
 
@@ -64,6 +72,7 @@ class ModelConfig:
     latent: LatentConfig | None = None  # None: attention has heads of keys and values
     delta: DeltaConfig | None = None  # None: no layer is a Gated DeltaNet
     output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
+    linear: LinearLayers | None = None  # None: the other fields describe the linear layers
     warnings: tuple[str, ...] = ()  # values of config.json that have no effect on the logits
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pkgutil import iter_modules
 
 from ....engine.files.model_files import ModelFiles
+from ..transformers_code import refusal
 
 
 def architectures() -> list[str]:
@@ -16,13 +17,17 @@ def architectures() -> list[str]:
     return sorted(module.name for module in iter_modules(__path__))
 
 
+def is_native(model_type: str) -> bool:
+    """Whether a file here computes the architecture; if not, the code of transformers may."""
+    return model_type in architectures()
+
+
 def accepts(files: ModelFiles) -> str:
     """The reason why the torch backends cannot load these files; empty if they can."""
     if files.gguf:
         return "it reads no GGUF files"
-    supported = architectures()
-    if files.config.model_type not in supported:
-        return f"the architecture {files.config.model_type:.50} is not among {', '.join(supported)}"
+    if not is_native(files.config.model_type):
+        return refusal(files.config.model_type)
     quantization = files.config.quantization
     if quantization is not None and quantization.method == "foreign":
         return "its weights are in MLX's format"

@@ -62,7 +62,7 @@ def test_list_marks_a_model_that_no_backend_supports(
     assert main(["list"]) == 0
     assert "org/mamba cannot be used: no backend supports this model" in capsys.readouterr().err
     calls = answering(monkeypatch)
-    assert "the architecture mamba2 is not among" in problems()["org/mamba"]
+    assert "transformers' code of mamba2 is not supported" in problems()["org/mamba"]
     assert calls == [], "the answer is remembered"
 
 

@@ -136,7 +136,7 @@ def test_unsupported_architecture_has_the_reason_of_each_backend(model: Path, tm
     result = inspected(folder)
     assert (result.choice, result.usable) == ("", False)
     says = {verdict.backend: verdict.says for verdict in result.backends}
-    assert "the architecture mamba2 is not among" in says["cpu"]
+    assert "transformers' code of mamba2 is not supported" in says["cpu"]
     assert result.hint.endswith("to find them: localllm search tiny gguf")
     assert result.code == ("modeling_tiny.py", "auto_map in config.json")
 

@@ -91,7 +91,7 @@ def test_other_kinds_are_inspected_before_their_download(hub: Hub) -> None:
     assert (code, gguf["kind"], gguf["architecture"], gguf["usable"]) == (5, "gguf", "llama", False)
     code, mamba = run(hub, "inspect", "org/mamba")
     assert (code, mamba["choice"]) == (5, "")
-    assert any("mamba2 is not among" in verdict["says"] for verdict in mamba["backends"])
+    assert any("code of mamba2 is not supported" in verdict["says"] for verdict in mamba["backends"])
     code, broken = run(hub, "inspect", "org/broken")
     assert code == 5
     assert "tensors end at byte" in broken["problems"][0]

@@ -1,0 +1,224 @@
+"""A model that transformers' code computes: its modules with our weights, over our cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import GELUTanh, SiLUActivation
+from transformers.integrations.moe import _default_apply_gate
+from transformers.utils.generic import ModelOutput
+
+from ....kernels.ops import Ops
+from ....kernels.ops.mlp import Gate
+from ....kernels.ops.moe import ExpertWeights
+from ....kernels.ops.step import Adapters
+from ..experts import ExpertLayout, StackedTensors
+from ..inputs import Step
+from ..kv import GroupedKV
+from ..weights import Weights
+from .attention import NAME, PLACE, Current, Place
+from .classes import skeleton
+from .describe import Description, name_of
+from .modules import Embedding, Experts, Linear
+
+ROUTERS = ("gate", "router")  # names of linear layers that are never quantised while loading
+_GATES: Mapping[type, Gate] = MappingProxyType(
+    {nn.SiLU: "silu_and_mul", SiLUActivation: "silu_and_mul", nn.GELU: "gelu_and_mul", GELUTanh: "gelu_tanh_and_mul"}
+)
+
+
+@dataclass
+class _Output(ModelOutput):
+    """The fields that the classes in transformers read from the result of their layers."""
+
+    last_hidden_state: Tensor | None = None
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+    cross_attentions: None = None
+    router_logits: None = None
+
+
+class _Hidden(nn.Module):
+    """Stands for the layers of a model: returns hidden states that are already computed."""
+
+    def __init__(self, current: Current) -> None:
+        super().__init__()
+        self._current = current
+
+    @property
+    def decoder(self) -> _Hidden:
+        """The layers, for classes that call a part of their base model."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> _Output:
+        return _Output(last_hidden_state=self._current.hidden)
+
+
+class TransformersModel:
+    """See runner.Model."""
+
+    def __init__(self, module: Any, current: Current) -> None:
+        self._current = current
+        self._layers = module.base_model
+        # The output head of the class, with all its factors and caps, behind hidden states of ours.
+        self._head = copy(module)
+        self._head._modules = {**module._modules, module.base_model_prefix: _Hidden(current)}
+
+    def __call__(self, step: Step, ops: Ops, kv: GroupedKV) -> Tensor:
+        self._current.begin(step, ops, kv)
+        tokens, positions = step.tokens.unsqueeze(0), step.positions.unsqueeze(0)
+        output = self._layers(input_ids=tokens, position_ids=positions, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        is_decode = step.last.shape[0] == len(step.rows.query_lens) == hidden.shape[0]
+        return hidden if is_decode else hidden.index_select(0, step.last)
+
+    def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
+        self._current.begin_head(hidden.unsqueeze(0), ops, adapters)
+        logits: Tensor = self._head(input_ids=None, use_cache=False).logits
+        return logits[0].float()
+
+    def set_context(self, context: int) -> None:
+        """Nothing depends on the maximum context: transformers' code computes rotations in each step."""
+
+
+def build(description: Description, weights: Weights) -> TransformersModel:
+    """The model with the weights of its files. Raises ModelRefused."""
+    model = skeleton(description.config, NAME)
+    current = Current()
+    builder = _Builder(model, description, weights, current)
+    for name, module in list(model.named_modules()):
+        builder.replace(name, module)
+    builder.fill()
+    for index, attending in enumerate(description.calls.attention):
+        place = Place(current, index, attending.call)
+        object.__setattr__(model.get_submodule(attending.name), PLACE, place)
+    return TransformersModel(model, current)
+
+
+class _Builder:
+    def __init__(self, model: Any, description: Description, weights: Weights, current: Current) -> None:
+        self._model = model
+        self._description = description
+        self._weights = weights
+        self._current = current
+        self._like = torch.empty(0, dtype=weights.dtype, device=weights.device)
+        self._head = description.head
+        self._embedding = name_of(model, model.get_input_embeddings())
+        self._replaced: list[str] = []
+
+    def replace(self, name: str, module: nn.Module) -> None:
+        """Put our module in the place of one of transformers, if we have one."""
+        ours: nn.Module | None = None
+        if any(name.startswith(f"{each}.") for each in self._replaced):
+            return
+        if type(module) is nn.Linear and self._description.calls.linear[name]:
+            ours = self._linear(name, module)
+        elif isinstance(module, nn.Embedding) and name == self._embedding:
+            ours = self._token_embedding(name, module)
+        elif _has_our_experts(module):
+            ours = self._experts(name, module)
+        if ours is not None:
+            self._model.set_submodule(name, ours)
+            self._replaced.append(name)
+
+    def _linear(self, name: str, module: nn.Linear) -> Linear:
+        dtype = torch.float32 if name == self._head else None
+        shape = module.out_features, module.in_features
+        if name == self._head and self._description.is_tied:
+            head = self._weights.tied_head(self._embedding, name, *shape)
+            bias = None if module.bias is None else self._weights.take(f"{name}.bias", shape[:1])
+            return Linear(head, self._current, self._like, dtype=dtype, bias=bias)
+        self._convert(f"{name}.weight")
+        quantise = name.rpartition(".")[2] not in ROUTERS
+        projection = self._weights.linear([name], [shape[0]], shape[1], module.bias is not None, quantise=quantise)
+        return Linear(projection, self._current, self._like, dtype=dtype)
+
+    def _token_embedding(self, name: str, module: nn.Embedding) -> Embedding:
+        shape = module.num_embeddings, module.embedding_dim
+        table = self._weights.embedding(name, shape)
+        lora = self._weights.slots.embedding(name, *shape)
+        return Embedding(table, lora, self._weights.dtype, self._current, module)
+
+    def _experts(self, name: str, module: Any) -> Experts | None:
+        conversions = self._description.names.conversions
+        layout = ExpertLayout(transposed=module.is_transposed)
+        count, hidden = len(module.gate_up_proj), self._description.config.hidden_size
+        inner = module.down_proj.shape[1 if module.is_transposed else 2]
+        products = []
+        for stacked, parts, sizes in (
+            ("gate_up_proj", ("gate_proj", "up_proj"), (inner, hidden)),
+            ("down_proj", ("down_proj",), (hidden, inner)),
+        ):
+            target = f"{name}.{stacked}"
+            source: Any = self._weights.tensors
+            conversion = conversions.get(target)
+            if conversion is None:
+                source = StackedTensors(self._weights.tensors, target, count, parts, layout)
+                names = [[f"{name}.{expert}.{part}" for part in parts] for expert in range(count)]
+            else:
+                names = conversion.experts() or []
+            if len(names) != count or len(names[0]) != len(parts):
+                return None
+            share = self._description.top_k / count
+            products.append(self._weights.experts(target, names, *sizes, share, source))
+        gate_up, down = products
+        gate = _GATES[type(module.act_fn)]
+        return Experts(ExpertWeights(gate_up.op, gate_up.weight, down.weight, count, inner, gate), self._current)
+
+    def fill(self) -> None:
+        """Load the parameters and buffers that transformers' code reads itself, in the dtype of activations."""
+        strict = self._model._keep_in_fp32_modules_strict or ()
+        tied = self._model.all_tied_weights_keys
+        stored = set(self._model.state_dict())
+        for name, parameter in list(self._model.named_parameters()):
+            if name in tied or parameter.device.type != "meta":
+                continue
+            is_wide = any(re.search(rf"\b{part}\b", name) for part in strict)
+            value = self._take(name, parameter.shape).to(torch.float32 if is_wide else self._weights.dtype)
+            _set(self._model, name, nn.Parameter(value, requires_grad=False))
+        for name, source in tied.items():
+            if name in stored and not self._is_replaced(name):
+                _set(self._model, name, self._model.get_parameter(source))
+        for name, buffer in list(self._model.named_buffers()):
+            is_stored = name in stored and not self._is_replaced(name)
+            value = self._take(name, buffer.shape).to(buffer.dtype) if is_stored else buffer
+            _set(self._model, name, value.to(self._weights.device))
+
+    def _is_replaced(self, name: str) -> bool:
+        return any(name.startswith(f"{each}.") for each in self._replaced)
+
+    def _take(self, name: str, shape: torch.Size) -> Tensor:
+        self._convert(name)
+        return self._weights.take(name, shape)
+
+    def _convert(self, name: str) -> None:
+        """Make the tensor `name` from other tensors of the files, if it is one of a conversion."""
+        for target, conversion in self._description.names.conversions.items():
+            if target == name:
+                for each, value in conversion.parameters(self._weights, target, self._model.config).items():
+                    self._weights.tensors.provide(each, value)
+
+
+def _set(model: Any, name: str, value: Tensor) -> None:
+    parent, _, own = name.rpartition(".")
+    module = model.get_submodule(parent)
+    if isinstance(value, nn.Parameter):
+        module._parameters[own] = value
+    else:
+        module._buffers[own] = value
+
+
+def _has_our_experts(module: Any) -> bool:
+    """Whether the module has experts of our kind: gate and up side by side, a known activation, no biases."""
+    if not hasattr(module, "is_concatenated") or not module.has_gate:
+        return False
+    is_plain = module.is_concatenated and not module.has_bias and not module.has_post_expert_norm
+    return is_plain and type(module)._apply_gate is _default_apply_gate and type(module.act_fn) in _GATES
