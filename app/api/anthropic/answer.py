@@ -42,7 +42,7 @@ class MessageAnswer:
         return ends + named_event(delta) + named_event(replies.MessageStop())
 
     def failure(self, error: AppError) -> bytes:
-        return b"event: error\ndata: " + replies.error_body(error) + b"\n\n"
+        return named_event(replies.error_of(error))
 
     def take(self, choice: int, piece: Piece) -> None:
         for _ in self._parts.take(piece):

@@ -107,9 +107,6 @@ class Ping(msgspec.Struct, tag_field="type", tag="ping"):
     pass
 
 
-Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
-
-
 class TokenCount(msgspec.Struct):
     """The reply to POST /v1/messages/count_tokens."""
 
@@ -128,6 +125,7 @@ class MessageError(msgspec.Struct, tag_field="type", tag="error"):
     error: MessageErrorDetail
 
 
+Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping | MessageError
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -138,8 +136,13 @@ _TYPES = {
 }
 
 
-def error_body(error: AppError) -> bytes:
+def error_of(error: AppError) -> MessageError:
     """An error in Anthropic's form."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     detail = MessageErrorDetail(type=kind, message=error.message, code=error.code, param=error.param, hint=error.hint)
-    return msgspec.json.encode(MessageError(detail))
+    return MessageError(detail)
+
+
+def error_body(error: AppError) -> bytes:
+    """The JSON of an error in Anthropic's form."""
+    return msgspec.json.encode(error_of(error))

@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from .conftest import Daemon
+from .conftest import events as sent_events
 
 MODEL = "test/echo"
 
@@ -377,11 +378,11 @@ def test_openapi_describes_the_replies_of_agents(daemon: Daemon, path: str, body
         schema = content["content"][media]["schema"] | {"components": document["components"]}
         jsonschema.Draft202012Validator(schema).validate(value)
 
-    for words in ("think", "call", "refuse"):
+    for words in ("think", "call", "refuse", "fail"):
         text = json.dumps(body | {"model": MODEL}).replace("WORDS", words)
         reply = httpx.post(daemon.url + path, content=text, headers={"Content-Type": "application/json"})
         validate(reply.json(), replies["200" if reply.is_success else "default"], "application/json")
-        if reply.is_success:
+        if words != "refuse":
             streamed = json.loads(text) | {"stream": True}
-            for event in events(httpx.post(daemon.url + path, json=streamed).text):
+            for event in sent_events(httpx.post(daemon.url + path, json=streamed).text):
                 validate(event, replies["200"], "text/event-stream")
