@@ -1,4 +1,4 @@
-"""The checks of `localllm selftest --backend npu`, for owners of an NPU: what ops alone do not show."""
+"""The checks of `localllm selftest --backend npu`, for owners of an NPU: graphs, streams, weight formats."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def plan_on_npu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 
 
 def _versions() -> Iterator[str]:
-    """What the verdicts of the self-test depend on, besides torch and the chip: torch_npu, CANN and these sources."""
+    """Versions for the verdicts of the self-test, beside those of torch and the chip."""
     import torch_npu
 
     yield package_version("torch_npu")

@@ -31,10 +31,10 @@ GROUP_SCORES = ("max", "top2")  # index: group_select_mode
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
     """See moe.route. Of equal scores, the kernel chooses any."""
     if routing.score == "softmax" and routing.groups == 1 and correction is None and len(logits):
-        weights, chosen, _ = torch.ops.npu.npu_moe_gating_top_k_softmax(logits, k=routing.top_k)
+        weights, choices, _ = torch.ops.npu.npu_moe_gating_top_k_softmax(logits, k=routing.top_k)
     elif len(logits) and _supports_groups(logits.shape[1], routing):
         scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
-        _, chosen, _ = torch.ops.npu.npu_moe_gating_top_k(
+        _, choices, _ = torch.ops.npu.npu_moe_gating_top_k(
             logits,
             routing.top_k,
             bias=correction,
@@ -43,12 +43,12 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
             group_select_mode=GROUP_SCORES.index(routing.group_score),
             norm_type=SCORES.index(routing.score),
         )
-        weights = scores.gather(1, chosen.long())
+        weights = scores.gather(1, choices.long())
     else:
         return reference.route(logits, routing, correction)
     if routing.renormalise:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
-    return Routed(chosen, weights * routing.scale)
+    return Routed(choices, weights * routing.scale)
 
 
 def _supports_groups(experts: int, routing: Routing) -> bool:
@@ -73,13 +73,13 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     if not len(x):
         return torch.empty_like(x)
     quantises = isinstance(weights.gate_up, Int8Columns)
-    sent = _dispatch(x, routed, weights.experts, quantises)
-    gate_up = _grouped(sent.rows, sent.scales, weights.gate_up, sent.counts)
+    dispatch = _dispatch(x, routed, weights.experts, quantises)
+    gate_up = _grouped(dispatch.rows, dispatch.scales, weights.gate_up, dispatch.counts)
     if weights.gate_up_bias is not None:
         gate_up = gate_up + weights.gate_up_bias.to(x.dtype).index_select(0, routed.experts.flatten().sort().values)
     inner, scales = _activate(gate_up, weights.gate, quantises)
-    results = _grouped(inner, scales, weights.down, sent.counts)
-    return _combine(results, routed, sent.positions, weights.down_bias)
+    results = _grouped(inner, scales, weights.down, dispatch.counts)
+    return _combine(results, routed, dispatch.positions, weights.down_bias)
 
 
 def _dispatch(x: Tensor, routed: Routed, experts: int, quantises: bool) -> Dispatched:

@@ -15,7 +15,7 @@ from ...kernels.ops.attention import Rows
 from ...kernels.ops.attention import latent_attention as reference
 from .attention import causal_mask
 
-# What the kernel computes, by its documentation.
+# Shapes of the kernel, by its documentation.
 RANK, ROTARY = 512, 64
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 PAGE_SIZES = (16, 128)

@@ -11,14 +11,14 @@ from ...kernels.ops.step import Adapters
 from .products import DTYPE
 
 MAX_SLOTS = 128  # weights of a grouped product
-FEW = 2  # adapters that the reference computes with fewer launches
+REFERENCE_ADAPTERS = 2  # at most so many adapters are computed by the reference, with fewer launches
 
 
 def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
     """See lora.add. The products with A are rounded to x's dtype. The reference computes steps that are not captured:
     it knows on the host which tokens have which adapter."""
     slots = len(weights.a)
-    is_grouped = adapters.segments is None and len(adapters.used) > FEW and slots <= MAX_SLOTS
+    is_grouped = adapters.segments is None and len(adapters.used) > REFERENCE_ADAPTERS and slots <= MAX_SLOTS
     if not is_grouped or x.dtype != DTYPE or weights.a.dtype != DTYPE:
         reference.add(out, x, weights, adapters)
         return

@@ -128,10 +128,10 @@ def _int8(x: Tensor, weight: Int8Columns, bias: Tensor | None) -> Tensor:
             integers, weight.data, weight.scale, bias=total, output_dtype=x.dtype
         )
         return static
-    rounded, scale = torch.ops.npu.npu_dynamic_quant(x)
+    integers, scale = torch.ops.npu.npu_dynamic_quant(x)
     shift = None if bias is None else bias.float()
     output: Tensor = torch.ops.npu.npu_quant_matmul(
-        rounded, weight.data, weight.scale, pertoken_scale=scale, bias=shift, output_dtype=x.dtype
+        integers, weight.data, weight.scale, pertoken_scale=scale, bias=shift, output_dtype=x.dtype
     )
     return output
 

@@ -89,8 +89,8 @@ class _Lengths(NamedTuple):
     @classmethod
     def of(cls, record: Any) -> _Lengths:
         key, convert = LENGTHS[record.op_cache_entry.__name__]
-        captured = record.kwargs[key] if key in record.kwargs else record.args[CONTEXT_ARGUMENT]
-        return cls(key, convert, len(captured))
+        lengths = record.kwargs[key] if key in record.kwargs else record.args[CONTEXT_ARGUMENT]
+        return cls(key, convert, len(lengths))
 
     def updated(self, contexts: list[int]) -> dict[str, Any]:
         """The argument of NPUGraph.update for a step. Padding rows have one position."""

@@ -39,11 +39,11 @@ def oracle(rows: list[Tensor], sees: Callable[[int, int, int, int], bool], sink:
         for token in range(len(query)):
             for head in range(HEADS):
                 seen = [at for at in range(len(key)) if sees(token, at, len(query), len(key))]
-                own = head // (HEADS // KV_HEADS)
-                scores = [math.exp(float(query[token, head] @ key[at, own]) / 4) for at in seen]
+                kv_head = head // (HEADS // KV_HEADS)
+                scores = [math.exp(float(query[token, head] @ key[at, kv_head]) / 4) for at in seen]
                 rest = math.exp(float(sink[head])) if sink is not None else 0.0
                 for at, score in zip(seen, scores, strict=True):
-                    out[token, head] += score / (sum(scores) + rest) * value[at, own]
+                    out[token, head] += score / (sum(scores) + rest) * value[at, kv_head]
         outputs.append(out)
     return outputs
 
@@ -64,18 +64,19 @@ def call(rows: list[Tensor], layout: str, **more: Any) -> Tensor:
     options: dict[str, Any] = {"sparse_mode": 3, "atten_mask": torch.ones(MASK, MASK, dtype=torch.bool).triu(1)}
     options |= {"block_table": table, "block_size": BLOCK, "softmax_scale": 0.25, "actual_seq_kvlen": LENGTHS}
     options |= {"num_query_heads": HEADS, "num_key_value_heads": KV_HEADS, "input_layout": layout}
-    given, _, wanted = layout.partition("_")
+    layout_in, _, layout_out = layout.partition("_")
     if layout == "TND":
         query = torch.cat(rows)
         options["actual_seq_qlen"] = torch.tensor([len(row) for row in rows]).cumsum(0).tolist()
     else:
         query = torch.stack(rows)
-        query = query.flatten(2) if given == "BSH" else query.transpose(1, 2) if given == "BNSD" else query
+        query = query.flatten(2) if layout_in == "BSH" else query.transpose(1, 2) if layout_in == "BNSD" else query
     arguments = {"query": query, "key": key, "value": paged(keys(2))[0], **options, **more}
     out = OP.compute(KERNEL.bind((), arguments))[0]
-    out = (
-        out.transpose(1, 2) if (wanted or given) == "BNSD" else out.unflatten(2, (HEADS, -1)) if given == "BSH" else out
-    )
+    if (layout_out or layout_in) == "BNSD":
+        out = out.transpose(1, 2)
+    if layout == "BSH":
+        out = out.unflatten(2, (HEADS, -1))
     return out if layout == "TND" else out.flatten(0, 1)
 
 
@@ -146,8 +147,8 @@ def test_ropes_extend_the_latents() -> None:
     rows = queries([1, 1, 1])
     table = {"sparse_mode": 0, "atten_mask": None, "num_key_value_heads": 1}
     latent, rope = (torch.randn(6, BLOCK, dim) for dim in (16, 8))
-    turned = torch.randn(3, 1, HEADS, 8)
-    parts = call(rows, "BSND", key=latent, value=latent, key_rope=rope, query_rope=turned, **table)
-    whole = [torch.cat((row[None], turn[None]), -1)[0] for row, turn in zip(rows, turned, strict=True)]
+    rotary = torch.randn(3, 1, HEADS, 8)
+    parts = call(rows, "BSND", key=latent, value=latent, key_rope=rope, query_rope=rotary, **table)
+    whole = [torch.cat((row[None], turn[None]), -1)[0] for row, turn in zip(rows, rotary, strict=True)]
     joined = call(whole, "BSND", key=torch.cat((latent, rope), -1), value=latent, **table)
     torch.testing.assert_close(parts, joined)

@@ -97,12 +97,12 @@ def test_second_load_reads_the_packed_file(quant: Quant, tmp_path: Path, monkeyp
     formats: list[int] = []
     lay_out = WeightFormats.lay_out
 
-    def noted(self: WeightFormats, op: str, weight: Any) -> Any:
+    def recorder(self: WeightFormats, op: str, weight: Any) -> Any:
         weight = lay_out(self, op, weight)
         formats.append(torch_npu.get_npu_format(weight_tensors(weight)[0]))
         return weight
 
-    monkeypatch.setattr(WeightFormats, "lay_out", noted)
+    monkeypatch.setattr(WeightFormats, "lay_out", recorder)
     first, second = (opened(files, options) for _ in range(2))
     assert torch.equal(logits(first), logits(second))
     assert first.spec.warnings == second.spec.warnings

@@ -76,7 +76,7 @@ def mlp() -> Experts:
     def product(out_features: int, in_features: int) -> Product:
         return Product("dense", torch.randn(out_features, in_features, generator=generator) / in_features**0.5)
 
-    made = Experts(
+    experts = Experts(
         router=product(4, HIDDEN),
         routing=Routing(2, "softmax", True),
         correction=None,
@@ -84,7 +84,7 @@ def mlp() -> Experts:
         shared=GatedMlp(product(2 * INNER, HIDDEN), product(HIDDEN, INNER), "silu_and_mul"),
         shared_gate=product(1, HIDDEN),
     )
-    on_device: Experts = copy_to(made, "npu")
+    on_device: Experts = copy_to(experts, "npu")
     return on_device
 
 

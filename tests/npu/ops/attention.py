@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,17 +125,34 @@ def _check_lengths(s: Score) -> None:
     rule(_is_list(s.query_lens) and _is_list(s.kv_lens), f"{name}: lengths are lists of integers of the host")
     rule(min([0, *(s.query_lens or []), *(s.kv_lens or [])]) >= 0, f"{name}: lengths are not negative")
     if s.ragged:
-        lens = s.query_lens or []
-        rule(s.query_lens is not None and s.kv_lens is not None, f"{name}: TND needs both lists of lengths")
-        rule(sorted(lens) == list(lens), f"{name}: the query lengths of TND are cumulative")
-        rule(bool(lens) and lens[-1] == s.query.shape[0], f"{name}: the query lengths of TND end at the last token")
-        kv = s.kv_lens or []
-        is_cumulative = s.table is not None or (sorted(kv) == list(kv) and kv[-1] == s.key.shape[0])
-        rule(is_cumulative, f"{name}: the kv lengths of TND without pages are cumulative")
+        _check_ragged_lengths(s)
     is_complete = s.kv_lens is None or len(s.kv_lens) >= s.rows() or (len(s.kv_lens) == 1 and not s.ragged)
     rule(is_complete, f"{name}: there is one kv length, or one for each row")
     fits = s.ragged or s.table is not None or s.kv_lens is None or max(s.kv_lens) <= s.capacity()
     rule(fits, f"{name}: a kv length is at most the positions of a row")
+
+
+def _check_ragged_lengths(s: Score) -> None:
+    name = s.name
+    lens, kv = s.query_lens or [], s.kv_lens or []
+    rule(s.query_lens is not None and s.kv_lens is not None, f"{name}: TND needs both lists of lengths")
+    rule(sorted(lens) == list(lens), f"{name}: the query lengths of TND are cumulative")
+    rule(list(lens)[-1:] == [s.query.shape[0]], f"{name}: the query lengths of TND end at the last token")
+    is_cumulative = s.table is not None or (sorted(kv) == list(kv) and kv[-1] == s.key.shape[0])
+    rule(is_cumulative, f"{name}: the kv lengths of TND without pages are cumulative")
+
+
+def _check_block_size(s: Score) -> None:
+    name = s.name
+    if s.query_rope is not None:
+        rule(s.block_size in (16, 128), f"{name}: block_size of latent attention is 16 or 128")
+    elif s.queries == 1:
+        unit = 32 if s.key.dtype == torch.int8 else 16
+        is_block = 0 < s.block_size <= 512 and s.block_size % unit == 0
+        rule(is_block, f"{name}: for one query, block_size is a multiple of 16 (32 for int8), at most 512")
+    else:
+        is_block = s.block_size % 128 == 0 and 128 <= s.block_size <= 512
+        rule(is_block, f"{name}: block_size is a multiple of 128, at most 512")
 
 
 def _check_pages(s: Score) -> None:
@@ -146,15 +163,7 @@ def _check_pages(s: Score) -> None:
     rule(dtype_of(table, torch.int32), f"{name}: block_table is int32")
     rule(contiguous(table), f"{name}: block_table is contiguous")
     rule(s.kv_lens is not None, f"{name}: pages need kv lengths")
-    if s.query_rope is not None:
-        rule(s.block_size in (16, 128), f"{name}: block_size of latent attention is 16 or 128")
-    elif s.queries == 1:
-        unit = 32 if s.key.dtype == torch.int8 else 16
-        is_block = 0 < s.block_size <= 512 and s.block_size % unit == 0
-        rule(is_block, f"{name}: for one query, block_size is a multiple of 16 (32 for int8), at most 512")
-    else:
-        is_block = s.block_size % 128 == 0 and 128 <= s.block_size <= 512
-        rule(is_block, f"{name}: block_size is a multiple of 128, at most 512")
+    _check_block_size(s)
     is_flat = s.key.dim() == 3
     allowed = (3, 4) if s.layout in ("BNSD", "BNSD_BSND", "TND") else (3,)
     rule(
@@ -177,7 +186,12 @@ def _check_mask(s: Score) -> None:
     if s.queries == 1 and s.query_rope is None:
         is_row = mask is None or mask.shape == (MASK, MASK) or mask.numel() >= s.capacity()
         rule(is_row, f"{name}: the mask of one query has a value for each position of the pages")
-        return
+    else:
+        _check_mask_of_queries(s)
+
+
+def _check_mask_of_queries(s: Score) -> None:
+    name, mask = s.name, s.mask
     if s.sparse_mode >= 2:
         is_triangle = mask is not None and mask.shape[-2:] == (MASK, MASK) and mask.numel() == MASK * MASK
         rule(is_triangle, f"{name}: sparse modes 2, 3 and 4 need the mask of 2048 x 2048")
@@ -287,21 +301,31 @@ def _keys(x: Tensor, scale: Tensor | None, s: Score) -> list[Tensor]:
 def _allowed(s: Score, row: int, queries: int, length: int) -> Tensor | None:
     """[heads or 1, queries, positions]: the positions that each query sees."""
     is_single = s.queries == 1 and s.query_rope is None
-    if s.mask is not None and (is_single or s.sparse_mode < 2):
-        if is_single and s.mask.shape == (MASK, MASK):
-            return None  # one query ignores sparse_mode
-        mask = s.mask.reshape(-1, *s.mask.shape[-2:]) if not (is_single and s.mask.dim() == 2) else s.mask[:, None]
-        seen = ~mask[row if len(mask) > 1 else 0, :queries, :length].bool()
-        return (seen & _band(queries, length, s.before, s.after, 0))[None] if s.sparse_mode == 0 else seen[None]
-    if is_single or s.sparse_mode == 0:
-        return None
+    if is_single and (s.mask is None or s.mask.shape == (MASK, MASK)):
+        return None  # one query ignores sparse_mode
+    if is_single or s.sparse_mode < 2:
+        return None if s.mask is None else _unmasked(s, s.mask, row, queries, length)
     assert s.mask is not None
-    triangle = s.mask.reshape(MASK, MASK)
-    if triangle[0].int().sum() != MASK - 1 or triangle[-1].any() or triangle[1000].int().sum() != MASK - 1001:
+    if not _is_triangle(s.mask.reshape(MASK, MASK)):
         raise ValueError(f"{s.name}: the mask of sparse modes 2, 3 and 4 is a triangle: True above the diagonal")
     shift = 0 if s.sparse_mode == 2 else length - queries
     before, after = (s.before, s.after) if s.sparse_mode == 4 else (length + queries, 0)
     return _band(queries, length, before, after, shift)[None]
+
+
+def _is_triangle(mask: Tensor) -> bool:
+    """Whether some rows of a mask [MASK, MASK] are True above the diagonal only."""
+    return all(
+        mask[row].int().sum() == MASK - 1 - row and not mask[row, : row + 1].any() for row in (0, 1000, MASK - 1)
+    )
+
+
+def _unmasked(s: Score, mask: Tensor, row: int, queries: int, length: int) -> Tensor:
+    """[1, queries, positions]: where the complete mask of a row is false."""
+    is_row_mask = s.queries == 1 and mask.dim() == 2
+    masks = mask[:, None] if is_row_mask else mask.reshape(-1, *mask.shape[-2:])
+    seen = ~masks[row % len(masks), :queries, :length].bool()
+    return (seen & _band(queries, length, s.before, s.after, 0))[None] if s.sparse_mode == 0 else seen[None]
 
 
 def _band(queries: int, length: int, before: int, after: int, shift: int) -> Tensor:
@@ -324,10 +348,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, s
 
 
 def compute(s: Score) -> tuple[Tensor, Tensor]:
-    queries = _split(s.query, s.layout, s.heads, s.query_lens if s.ragged or s.queries > 1 else None)
+    lens = s.query_lens if s.ragged or s.queries > 1 else None
+    queries = _split(s.query, s.layout, s.heads, lens)
     keys, values = _keys(s.key, s.key_scale, s), _keys(s.value, s.value_scale, s)
     if s.query_rope is not None:
-        ropes = _split(s.query_rope, s.layout, s.heads, s.query_lens if s.ragged or s.queries > 1 else None)
+        ropes = _split(s.query_rope, s.layout, s.heads, lens)
         queries = [torch.cat(pair, -1) for pair in zip(queries, ropes, strict=True)]
         assert s.key_rope is not None
         keys = [torch.cat(pair, -1) for pair in zip(keys, _keys(s.key_rope, None, s), strict=True)]
@@ -335,19 +360,22 @@ def compute(s: Score) -> tuple[Tensor, Tensor]:
         _attend(query, key, value, _allowed(s, row, len(query), len(key)), s)
         for row, (query, key, value) in enumerate(zip(queries, keys, values, strict=False))
     ]
-    lse = torch.empty(0) if not s.wants_lse else None
     if s.ragged:
-        out = torch.cat([part for part, _ in tokens]).to(s.query.dtype)
-        return out, torch.cat([part for _, part in tokens]) if lse is None else lse
-    # Rows shorter than the tensor end with zeros.
+        out, sums = torch.cat([part for part, _ in tokens]), torch.cat([part for _, part in tokens])
+    else:
+        out, sums = _padded(s, tokens)
+    return out.to(s.query.dtype), sums if s.wants_lse else torch.empty(0)
+
+
+def _padded(s: Score, tokens: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The results of all rows in the layout. Rows shorter than the tensor end with zeros."""
     whole = torch.zeros(len(tokens), s.queries, s.heads, tokens[0][0].shape[-1])
     sums = torch.full((len(tokens), s.heads, s.queries, 1), math.inf)
     for row, (part, denominators) in enumerate(tokens):
         whole[row, : len(part)] = part
         sums[row, :, : len(part)] = denominators.transpose(0, 1)
-    whole = whole.to(s.query.dtype)
     whole = whole.flatten(2) if s.layout == "BSH" else whole.transpose(1, 2) if s.layout == "BNSD" else whole
-    return whole, sums if lse is None else lse
+    return whole, sums
 
 
 def _example() -> Changes:

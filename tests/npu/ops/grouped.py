@@ -91,6 +91,9 @@ class GroupedMatmul(Op):
             return
         is_integer = dtype_of(weight, torch.int8, torch.int32) and dtype_of(x, *HALF)
         rule(is_integer, f"{NAME}: weights have the dtype of x, int8 or int4")
+        self._check_scales(c, x, weight)
+
+    def _check_scales(self, c: Call, x: Tensor, weight: Tensor) -> None:
         ends = (len(weight), weight.shape[2] * (WORD if weight.dtype == torch.int32 else 1))
         scale, offset = ((part[0] if part else None) for part in (c.antiquant_scale, c.antiquant_offset))
         is_scale = scale is not None and scale.dtype == x.dtype and (scale.shape[0], scale.shape[-1]) == ends
