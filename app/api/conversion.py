@@ -6,15 +6,21 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from starlette.types import Receive, Scope
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-from ..errors import AppError
+from ..errors import AppError, UnsupportedParameter
 from ..frames import Generate, Tokenize, Tokens
-from .body import Body, is_local, read_converted
+from .body import is_local, read_converted
+from .ignored import Policy, ignored_in
+from .inputs import TargetBody
 from .models import Models
 from .openai import ChatBody
 
+Target = TypeVar("Target", bound=TargetBody)
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
@@ -60,28 +66,41 @@ class Converted:
         return frame
 
 
-async def count_tokens(
-    models: Models,
-    scope: Scope,
-    receive: Receive,
-    kind: type[Body],
-    limit: int,
-    convert: Callable[[Body], Converted],
-    *,
-    blocks: bool = False,
-) -> int:
-    """The number of tokens of the prompt of a request. Raises an AppError that names the invalid field."""
+@dataclass(frozen=True, slots=True)
+class TokenCounter(Generic[Target]):
+    """Serves the routes that count the tokens of a prompt. `convert` may read files.
 
-    def counting(body: Body) -> tuple[Converted, Tokenize]:
-        converted = convert(body)
-        identifier = uuid.uuid4().hex
-        return converted, Tokenize(id=identifier, request=converted.frame(identifier))
+    `reply`: makes the reply from the number of tokens.
+    """
 
-    _, (converted, frame) = await read_converted(scope, receive, kind, limit, counting, blocks=blocks)
-    try:
-        async with await models.open(converted.chat.model, [frame], local=is_local(scope)) as stream:
-            (reply,) = await stream.take()
-    except AppError as error:
-        raise converted.naming.explain(error) from None
-    assert isinstance(reply, Tokens)
-    return len(reply.tokens)
+    models: Models
+    limit: int  # maximum size of a body in bytes
+    body: type[Target]
+    convert: Callable[[Target], Converted]
+    reply: Callable[[int], msgspec.Struct]
+
+    async def __call__(self, request: Request) -> Response:
+        scope = request.scope
+        policy = Policy(self.models.settings.strict_fields)
+
+        def counting(body: Target) -> tuple[Converted, Tokenize]:
+            if body.load is not None:
+                raise UnsupportedParameter("load: only a request for an answer can load a model", param="load")
+            converted = self.convert(body)
+            policy.add(ignored_in(body))
+            identifier = uuid.uuid4().hex
+            return converted, Tokenize(id=identifier, request=converted.frame(identifier))
+
+        body, (converted, frame) = await read_converted(
+            scope, request.receive, self.body, self.limit, counting, blocks=True
+        )
+        try:
+            async with await self.models.open(
+                body.model, [frame], local=is_local(scope), lifetime=body.lifetime
+            ) as stream:
+                (reply,) = await stream.take()
+        except AppError as error:
+            raise converted.naming.explain(error) from None
+        assert isinstance(reply, Tokens)
+        count = msgspec.json.encode(self.reply(len(reply.tokens)))
+        return Response(count, headers=policy.headers, media_type="application/json")

@@ -34,7 +34,7 @@ from .admin import AdapterEntry, LoadBody, LoadedModel, LoadProgress, ModelEntry
 from .anthropic.body import MESSAGES, CountBody
 from .anthropic.replies import TokenCount
 from .body import is_local, read_converted, read_json
-from .conversion import count_tokens
+from .conversion import TokenCounter
 from .embeddings import Embeddings
 from .events import EventStream, Report
 from .exchange import CHAT, COMPLETION, Exchange, unless_gone
@@ -83,6 +83,7 @@ class _Api:
         check = partial(check_admin, address=self.address)
         chat = Exchange(self.models, self.metrics, CHAT, VERSION, check)
         completion = Exchange(self.models, self.metrics, COMPLETION, VERSION, check)
+        count_message = TokenCounter(self.models, self.limit, CountBody, CountBody.converted, TokenCount).__call__
         responses = ResponseRoutes(self.models, self.limit, ResponseStore(paths.responses_file()))
         openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
@@ -90,7 +91,7 @@ class _Api:
             ("POST", "/responses", Exchange(self.models, self.metrics, responses.protocol, VERSION, check)),
             *responses.routes(),
             ("POST", "/messages", Exchange(self.models, self.metrics, MESSAGES, VERSION, check)),
-            ("POST", "/messages/count_tokens", self.count_message),
+            ("POST", "/messages/count_tokens", count_message),
             ("POST", "/embeddings", Embeddings(self.models, self.metrics, check)),
             ("POST", "/rerank", Reranking(self.models, self.metrics, check, RerankBody)),
             ("POST", "/score", Reranking(self.models, self.metrics, check, ScoreBody)),
@@ -236,13 +237,6 @@ class _Api:
         reply, _ = await self._ask(request, body.model, frame)
         assert isinstance(reply, frames.Text)
         return _json({"prompt": reply.text})
-
-    async def count_message(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens."""
-        count = await count_tokens(
-            self.models, request.scope, request.receive, CountBody, self.limit, CountBody.converted
-        )
-        return _json(TokenCount(count))
 
     async def _ask(
         self, request: Request, model: str | None, frame: frames.Tokenize | frames.Detokenize

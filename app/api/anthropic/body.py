@@ -134,7 +134,6 @@ class CountBody(TargetBody, kw_only=True):
             model=self.model,
             lora=self.lora,
             load=self.load,
-            user=self.user,
             messages=[message for _, message in placed],
             continue_final_message=True if isinstance(last, AssistantMessage) else None,
             tools=[tool.converted() for tool in self.tools] if self.tools else None,

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ...errors import InvalidRequest, ResponseNotFound, UnsupportedParameter
 from ..answers import Answer, Head
-from ..conversion import Converted, count_tokens
+from ..conversion import Converted, TokenCounter
 from ..exchange import Asked, Protocol
 from ..models import Models
 from ..stream import Stream
@@ -42,24 +42,14 @@ class ResponseRoutes:
         self.protocol = Protocol(ResponsesBody, self._ask, blocks=True)
 
     def routes(self) -> list[tuple[str, str, Endpoint]]:
+        input_tokens = TokenCounter(self._models, self._limit, InputBody, self._converted, replies.InputTokens).__call__
         return [
-            ("POST", "/responses/input_tokens", self.input_tokens),
+            ("POST", "/responses/input_tokens", input_tokens),
             ("GET", "/responses/{id}", self.response),
             ("DELETE", "/responses/{id}", self.delete),
             ("POST", "/responses/{id}/cancel", self.cancel),
             ("GET", "/responses/{id}/input_items", self.input_items),
         ]
-
-    async def input_tokens(self, request: Request) -> Response:
-        """POST /v1/responses/input_tokens."""
-
-        def convert(body: InputBody) -> Converted:
-            return body.resolved(self._store).converted(self._store)
-
-        count = await count_tokens(
-            self._models, request.scope, request.receive, InputBody, self._limit, convert, blocks=True
-        )
-        return _json(replies.InputTokens(count))
 
     async def response(self, request: Request) -> Response:
         """GET /v1/responses/{id}."""
@@ -102,6 +92,9 @@ class ResponseRoutes:
         ends = [item["id"] for item in page[:1] + page[-1:]] or [None]
         has_more = start + limit < len(items)
         return _json(replies.ItemList(data=page, first_id=ends[0], last_id=ends[-1], has_more=has_more))
+
+    def _converted(self, body: InputBody) -> Converted:
+        return body.resolved(self._store).converted(self._store)
 
     def _running_answer(self, identifier: str) -> ResponseAnswer | None:
         answer = self._running.get(identifier)

@@ -10,7 +10,6 @@ import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ MAX_BYTES = 256 * 2**20  # of all bodies; the least recently used responses are 
 MAX_CHAIN = 16 * 2**20  # bytes of the responses before a request
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
+_SETTINGS = "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS response (
   id TEXT PRIMARY KEY, previous TEXT, reply BLOB NOT NULL, input BLOB NOT NULL, used INTEGER NOT NULL);
@@ -55,6 +55,7 @@ class ResponseStore:
         self._count = count
         self._size = size
         self._thread = ThreadPoolExecutor(1, "responses")
+        self._database: sqlite3.Connection | None = None
 
     def put(self, response: StoredResponse) -> Future[None]:
         """Store a response, and delete others above the limits. A failure is logged."""
@@ -72,13 +73,21 @@ class ResponseStore:
         return self._thread.submit(self._delete, identifier)
 
     def _put(self, response: StoredResponse) -> None:
+        """Store a response. It uses all responses before it, so that the limits do not delete a part of a chain."""
+
         def insert(database: sqlite3.Connection) -> None:
-            row = (response.id, response.previous, response.reply, response.input, _next_use(database))
-            database.execute("INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?, ?)", row)
+            row = (response.id, response.previous, response.reply, response.input)
+            database.execute("INSERT OR REPLACE INTO response VALUES (?, ?, ?, ?, 0)", row)
+            database.execute(
+                "WITH RECURSIVE chain(id, previous) AS (SELECT id, previous FROM response WHERE id = ? UNION"
+                " SELECT r.id, r.previous FROM response r JOIN chain c ON r.id = c.previous)"
+                " UPDATE response SET used = (SELECT max(used) + 1 FROM response) WHERE id IN (SELECT id FROM chain)",
+                (response.id,),
+            )
             self._trim(database)
 
         try:
-            self._with(insert, create=True)
+            self._with(insert)
         except StorageFailed as error:
             log.error("response %s is not stored: %s", response.id, error)
             raise
@@ -110,8 +119,6 @@ class ResponseStore:
                         f"{param}: the responses before it have more than {MAX_CHAIN} bytes", param=param
                     )
                 name = chain[-1].previous
-            used = _next_use(database)
-            database.executemany("UPDATE response SET used = ? WHERE id = ?", [(used, entry.id) for entry in chain])
             return chain[::-1]
 
         if not self._file.exists():
@@ -124,24 +131,26 @@ class ResponseStore:
 
         if not self._file.exists() or not self._with(remove):
             raise _missing(identifier, None)
+        self._with(lambda database: database.execute("PRAGMA wal_checkpoint(TRUNCATE)"))  # the log has the text, too
 
-    def _with(self, work: Callable[[sqlite3.Connection], Result], *, create: bool = False) -> Result:
+    def _with(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """The result of `work` in a transaction. Raises StorageFailed."""
         try:
-            if create:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(self._file, os.O_CREAT | os.O_WRONLY, 0o600))
-                self._file.chmod(0o600)
-            with closing(sqlite3.connect(self._file, timeout=5.0)) as database, database:
-                database.execute("PRAGMA secure_delete = ON")
-                database.executescript(_SCHEMA)
+            with self._connection() as database:
                 return work(database)
         except (OSError, sqlite3.Error) as error:
+            self._database = None
             raise StorageFailed(f"the stored responses in {self._file}: {error}") from None
 
-
-def _next_use(database: sqlite3.Connection) -> int:
-    return int(database.execute("SELECT coalesce(max(used), 0) + 1 FROM response").fetchone()[0])
+    def _connection(self) -> sqlite3.Connection:
+        """The database. It is opened at the first use, and again if the user has deleted the file."""
+        if self._database is None or not self._file.exists():
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._file, os.O_CREAT | os.O_WRONLY, 0o600))
+            self._file.chmod(0o600)
+            self._database = sqlite3.connect(self._file, timeout=5.0)
+            self._database.executescript(_SETTINGS + _SCHEMA)
+        return self._database
 
 
 def _missing(identifier: str, param: str | None) -> AppError:

@@ -84,6 +84,24 @@ def test_count_of_tokens(client: anthropic.Anthropic) -> None:
     assert count.input_tokens == 3
 
 
+def test_fields_without_effect_are_named(daemon: Daemon) -> None:
+    text = {"type": "text", "text": "echo a", "cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": [text]}],
+        "thinking": {"type": "enabled", "budget_tokens": 2048},
+        "context_management": {"edits": []},
+    }
+    answer = body | {"max_tokens": 9, "metadata": {"user_id": "a"}, "service_tier": "auto"}
+    names = {"context_management", "messages.content.cache_control", "thinking.budget_tokens"}
+    for path, sent, more in (("", answer, {"metadata"}), ("/count_tokens", body, set())):
+        reply = daemon.http.post(f"{daemon.url}/v1/messages{path}?beta=true", json=sent)
+        assert reply.status_code == 200, reply.text
+        assert set(reply.headers["x-localllm-ignored"].split(", ")) == names | more
+    reply = daemon.http.post(f"{daemon.url}/v1/messages/count_tokens", json=body | {"load": {}})
+    assert reply.json()["error"]["param"] == "load"
+
+
 def test_errors_have_the_form_of_anthropic(daemon: Daemon, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         create(client, "echo a", model="no/model")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,8 @@ def response(name: str, previous: str | None = None, size: int = 0) -> StoredRes
 
 def names(store: ResponseStore, *candidates: str) -> list[str]:
     """The responses that are stored, without a change of their use."""
-    with_ids = {row[0] for row in store._with(lambda database: database.execute("SELECT id FROM response").fetchall())}
+    with closing(sqlite3.connect(store._file)) as database:
+        with_ids = {row[0] for row in database.execute("SELECT id FROM response")}
     return [name for name in candidates if name in with_ids]
 
 
@@ -41,8 +45,7 @@ def test_the_least_recently_used_responses_are_deleted(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path / "file", count=3)
     for name, previous in (("a", None), ("b", "a"), ("c", None)):
         store.put(response(name, previous)).result()
-    store.chain("b", "x").result()  # uses a, too
-    store.put(response("d")).result()
+    store.put(response("d", "b")).result()  # uses a and b, too
     assert names(store, *"abcd") == ["a", "b", "d"]
 
 
@@ -70,7 +73,24 @@ def test_only_the_user_can_read_the_file(tmp_path: Path) -> None:
     file.touch(0o644)
     ResponseStore(file).put(response("a")).result()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+
+
+def test_a_deleted_response_leaves_no_text(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "file")
+    store.put(StoredResponse("a", None, b"{}", b'["secret"]')).result()
+    store.delete("a").result()
+    assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_deleted_file_is_created_again(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "folder" / "file")
+    store.put(response("a")).result()
+    shutil.rmtree(tmp_path / "folder")
+    with pytest.raises(ResponseNotFound):
+        store.get("a").result()
+    store.put(response("b")).result()
+    assert ResponseStore(tmp_path / "folder" / "file").get("b").result().id == "b"
 
 
 def test_a_damaged_file_is_an_error_with_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
