@@ -16,7 +16,7 @@ from ..conversion import Converted, Naming
 from ..exchange import Asked, Protocol
 from ..formats import JsonSchemaFormat, SchemaSpec
 from ..inputs import Name, TargetBody
-from ..messages import AssistantMessage, FunctionName, FunctionSpec, NamedTool, Tool
+from ..messages import AssistantMessage, FunctionName, FunctionSpec, Message, NamedTool, Tool
 from ..openai import ChatBody
 from ..sampling import StopText, Temperature, TopK, TopP
 from ..stream import Stream
@@ -79,16 +79,18 @@ Choice = AutoChoice | AnyChoice | ToolChoice | NoChoice
 
 
 class Enabled(WireBody, tag_field="type", tag="enabled"):
+    is_on: ClassVar[bool] = True
     budget_tokens: Annotated[int, Meta(ge=0)] | None = None
     display: Literal["summarized"] | None = None
 
 
 class Adaptive(WireBody, tag_field="type", tag="adaptive"):
+    is_on: ClassVar[bool] = True
     display: Literal["summarized"] | None = None
 
 
 class Disabled(WireBody, tag_field="type", tag="disabled"):
-    pass
+    is_on: ClassVar[bool] = False
 
 
 class JsonOutput(WireBody, tag_field="type", tag="json_schema"):
@@ -98,6 +100,9 @@ class JsonOutput(WireBody, tag_field="type", tag="json_schema"):
 class OutputConfig(WireBody):
     format: JsonOutput | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+    def chat_format(self) -> JsonSchemaFormat | None:
+        return JsonSchemaFormat(SchemaSpec(self.format.schema)) if self.format else None
 
 
 class Metadata(WireBody):
@@ -125,23 +130,21 @@ class CountBody(TargetBody, kw_only=True):
         """The body as a chat. Raises InvalidRequest that names a field of this body."""
         placed = place_messages(self.system, self.messages)
         naming = Naming(_PATTERNS, [place for place, _ in placed])
-        last = placed[-1][1]
-        if isinstance(last, AssistantMessage) and last.tool_calls:
-            raise InvalidRequest(f"{placed[-1][0]}: a message with tool_use needs a tool_result", param="messages")
         output = self.output_config or OutputConfig()
         is_single = isinstance(self.tool_choice, _Calls) and self.tool_choice.disable_parallel_tool_use
+        thinks = self.thinking.is_on if self.thinking else None
         chat = ChatBody(
             model=self.model,
             lora=self.lora,
             load=self.load,
             messages=[message for _, message in placed],
-            continue_final_message=True if isinstance(last, AssistantMessage) else None,
-            tools=[tool.converted() for tool in self.tools] if self.tools else None,
+            continue_final_message=_is_continued(*placed[-1]) or None,
+            tools=[tool.converted() for tool in self.tools or ()] or None,
             tool_choice=_choice(self.tool_choice),
             parallel_tool_calls=not is_single,
-            response_format=JsonSchemaFormat(SchemaSpec(output.format.schema)) if output.format else None,
-            reasoning_effort=None if isinstance(self.thinking, Disabled) else output.effort,
-            enable_thinking=None if self.thinking is None else not isinstance(self.thinking, Disabled),
+            response_format=output.chat_format(),
+            reasoning_effort=None if thinks is False else output.effort,
+            enable_thinking=thinks,
         )
         return Converted(chat, naming)
 
@@ -186,6 +189,15 @@ def ask(body: MessagesBody) -> Asked:
 
 
 MESSAGES = Protocol(MessagesBody, ask)
+
+
+def _is_continued(place: str, last: Message) -> bool:
+    """Whether the answer continues the last message. Raises InvalidRequest for a call without its result."""
+    if not isinstance(last, AssistantMessage):
+        return False
+    if last.tool_calls:
+        raise InvalidRequest(f"{place}: a message with tool_use needs a tool_result", param="messages")
+    return True
 
 
 def _choice(choice: Choice | None) -> Literal["none", "auto", "required"] | NamedTool | None:
