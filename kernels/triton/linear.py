@@ -1,6 +1,7 @@
 """Products with int8, int4 and fp8 weights.
 
-small_batch.py computes products of up to 16 rows. For more rows:
+tiled.py computes products of up to 128 rows with most int4 weights, and of 17 to 128 rows with most fp8 weights;
+small_batch.py computes the other products of up to 16 rows. For more rows:
 - int4 and fp8 weights are dequantised into memory, and torch multiplies them with float32 sums;
 - for int8, activations are rounded to int8, torch multiplies the integers, and the result is scaled.
 """
@@ -19,12 +20,13 @@ from ..gpu.widened_product import widened_product
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8, linear_mxfp4
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
+from . import tiled
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
 from .small_batch_transposed import small_batch_transposed
 from .target import FLOATS, device_properties, supports
 from .widen import Quantised as Quantised
-from .widen import widen_outputs
+from .widen import Records, widen_outputs
 
 
 class Packed(NamedTuple):
@@ -35,10 +37,14 @@ class Packed(NamedTuple):
     records: Tensor  # [groups, out_features] int32: float16 scale in the low 16 bits, zero point in the high 16 bits
     group: int
     in_features: int
+    is_by_half: bool  # the nibbles are in the order of tiled.by_half
 
 
-def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """The weight as `Packed` if it is int4, and as Fp8 if it is MXFP4; weights of other formats stay plain."""
+def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype, of_experts: bool = False) -> Any:
+    """The weight as `Packed` if it is int4, and as Fp8 if it is MXFP4; weights of other formats stay plain.
+
+    `of_experts`: moe.py multiplies the weight.
+    """
     slices = iter(slices)
     first = next(slices)
     if isinstance(first, Mxfp4):
@@ -46,17 +52,19 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     if not isinstance(first, Int4):
         return reference.pack_slices(chain([first], slices), out_features, dtype)
     groups = first.scale.shape[1]
+    is_divisible = tiled.is_divisible(first.in_features, first.group, tiled.SIZE)
+    is_by_half = is_divisible and dtype.itemsize == 2 and not of_experts
     data = first.data.new_empty(out_features, first.data.shape[1])
     records = first.data.new_empty(groups, out_features, dtype=torch.int32)
     start = 0
     for weight in chain([first], slices):
         assert isinstance(weight, Int4)
         stop = start + len(weight.data)
-        data[start:stop] = weight.data
+        data[start:stop] = tiled.by_half(weight.data) if is_by_half else weight.data
         pairs = (weight.scale.half().view(torch.int16).int() & 0xFFFF) | (weight.zero.int() << 16)
         records[:, start:stop] = pairs.t()
         start = stop
-    return Packed(data, records, first.group, first.in_features)
+    return Packed(data, records, first.group, first.in_features, is_by_half)
 
 
 def product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
@@ -65,7 +73,9 @@ def product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtyp
     dtype = dtype or x.dtype
     if rows == 0 or weight.out_features == 0:
         return x.new_empty(rows, weight.out_features, dtype=dtype)
-    if rows > MAX_ROWS:
+    if tiled.is_supported(x, weight):
+        return tiled.tiled_product(x, weight, bias, dtype)
+    if rows > MAX_ROWS or weight.records == "by_half":
         return widened_product(x, weight.out_features, partial(widen_outputs, weight), _sums, bias, dtype)
     if weight.records == "transposed":
         return small_batch_transposed(x, weight, bias, dtype)
@@ -138,7 +148,8 @@ def int4_wide(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtyp
 def _quantised_int4(weight: Int4 | Packed) -> Quantised:
     sizes = len(weight.data), weight.in_features, weight.group
     if isinstance(weight, Packed):
-        return Quantised("int4", weight.data, weight.records, None, *sizes, records="by_group")
+        records: Records = "by_half" if weight.is_by_half else "by_group"
+        return Quantised("int4", weight.data, weight.records, None, *sizes, records)
     return Quantised("int4", weight.data, weight.scale, weight.zero, *sizes)
 
 
@@ -148,7 +159,8 @@ def plain(weight: Int4 | Packed) -> Int4:
         return weight
     records = weight.records.t().contiguous()
     scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
-    return Int4(weight.data, scale, (records >> 16).to(torch.uint8), weight.group, weight.in_features)
+    data = tiled.in_order(weight.data) if weight.is_by_half else weight.data
+    return Int4(data, scale, (records >> 16).to(torch.uint8), weight.group, weight.in_features)
 
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

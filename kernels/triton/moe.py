@@ -50,7 +50,7 @@ def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype
     slices = chain([first], slices)
     if isinstance(first, Mxfp4):
         return reference.pack_slices(slices, experts, out_features, dtype)
-    return linear.pack_slices(slices, experts * out_features, dtype)
+    return linear.pack_slices(slices, experts * out_features, dtype, of_experts=True)
 
 
 def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
@@ -94,7 +94,7 @@ def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
             return Quantised("int4", data, exponent, None, out_features, in_features, GROUP, records="exponents")
         case Int4(data, scale, zero, group, in_features):
             return Quantised("int4", data, scale, zero, len(data), in_features, group)
-        case Packed(data, records, group, in_features):
+        case Packed(data, records, group, in_features, is_by_half=False):
             return Quantised("int4", data, records, None, len(data), in_features, group, records="by_group")
     return None
 

@@ -1,9 +1,9 @@
 """Dequantises int4 and fp8 weights: in registers, or some outputs into memory.
 
-The scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed
-by linear.py; `transposed`, packed by cuda/products/linear.py, which permutes the nibbles as well. The
-scales of int8 and fp8 are plain. MXFP4 is int4 with the layout `exponents`: nibbles are e2m1 numbers, and a scale is a
-power of two.
+The scales and zero points of int4 have one of these layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed
+by linear.py; `by_half`, the same with the nibbles permuted for tiled.py; `transposed`, packed by
+cuda/products/linear.py, which permutes the nibbles as well. The scales of int8 and fp8 are plain. MXFP4 is int4 with
+the layout `exponents`: nibbles are e2m1 numbers, and a scale is a power of two.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 from .nvidia.assembly import E4M3_BF16, E4M3_FP16, NIBBLES_BF16, NIBBLES_FP16
 
 Format = Literal["dense", "int8", "int4", "fp8"]
-Records = Literal["plain", "by_group", "transposed", "exponents"]
+Records = Literal["plain", "by_group", "by_half", "transposed", "exponents"]
 
 BLOCK = 64  # outputs of a program
+HALF = tl.constexpr(64)  # `by_half`: byte j of a block of 64 bytes has the inputs j and j + HALF of the block
 
 
 class Quantised(NamedTuple):
@@ -31,7 +32,8 @@ class Quantised(NamedTuple):
 
     format: Format
     data: Tensor  # [out_features, bytes], int8 for int8, else uint8
-    # Scales. If `records` is "by_group" or "transposed": scales and zero points, packed as int32. "exponents": uint8.
+    # Scales. If `records` is "by_group", "by_half" or "transposed": scales and zero points, packed as int32; if it is
+    # "exponents": uint8.
     scale: Tensor
     zero: Tensor | None  # zero points of int4, if `records` is "plain"
     out_features: int
@@ -93,7 +95,7 @@ def record_of(scale, zero, outputs, index, out_features, subs, NIBBLES: tl.const
     weight has `out_features` outputs with `subs` scales each."""
     if RECORDS == "plain" or RECORDS == "exponents":
         offset = outputs * subs + index
-    elif RECORDS == "by_group":
+    elif RECORDS == "by_group" or RECORDS == "by_half":
         offset = index * out_features + outputs
     else:
         offset = (outputs // 8 * subs + index) * 8 + outputs % 8
@@ -122,6 +124,14 @@ def _nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def _half_nibbles(data, outputs, first, pitch):
+    """Like _nibbles, for HALF inputs with the layout `by_half`."""
+    byte = first // (2 * HALF) * HALF + tl.arange(0, HALF)
+    pair = tl.load(data + outputs.to(tl.int64)[:, None] * pitch + byte[None, :])
+    return (pair >> (first // HALF % 2 * 4).to(tl.uint8)) & 15
+
+
+@triton.jit
 def transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
     """Like _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
     byte = first // 2 + tl.arange(0, BLOCK_K // 2)
@@ -147,6 +157,8 @@ def _widen(
     if NIBBLES:
         if RECORDS == "transposed":
             integers = transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
+        elif RECORDS == "by_half":
+            integers = _half_nibbles(data, outputs, first, pitch)
         else:
             integers = _nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         if RECORDS == "exponents":

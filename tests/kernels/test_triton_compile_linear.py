@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import TARGETS, Build, Target, compile_for, often, spilled
 
-from localllm.kernels.triton import round_rows, small_batch, small_batch_transposed, widen
+from localllm.kernels.triton import round_rows, small_batch, small_batch_transposed, tiled, widen
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
@@ -28,6 +28,7 @@ FP32 = {"scale": "*fp32", "zero": "*fp32"}
 RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and zero point, whether int4, RECORDS
     "transposed": (ACROSS, True, "transposed"),
     "by_group": (ACROSS, True, "by_group"),
+    "by_half": (ACROSS, True, "by_half"),
     "int4": (PLAIN, True, "plain"),
     "fp8": (FP32, False, "plain"),
     "mxfp4": ({"scale": "*u8", "zero": "*u8"}, True, "exponents"),
@@ -69,6 +70,23 @@ def _small_batch(
     return Build(name, kernel, {**NUMBERS, **pointers}, constants, warps, stages, EVEN if even else frozenset())
 
 
+def tiled_builds(target: Target) -> Iterator[Build]:
+    """Products of one row and of many, with a bias and shares."""
+    for label, rows, x in (
+        ("by_half", 16, "*bf16"), ("by_half", 64, "*bf16"), ("by_half", 64, "*fp16"), ("fp8", 64, "*bf16"),
+    ):  # fmt: skip
+        types, is_int4, records = RECORDS[label]
+        m, n, warps, stages, weights_first = tiled.blocks_of(rows, is_int4, target.device)
+        pointers = {"out": x, "x": x, "data": "*u8", "bias": "*fp32", "partial": "*fp32", "counters": "*i32", **types}
+        constants = {
+            "NIBBLES": is_int4, "RECORDS": records, "SPLIT": True, "HAS_BIAS": True,
+            "ASSEMBLY": target.device.target.assembly, "WEIGHTS_FIRST": weights_first,
+            "BLOCK_M": m, "BLOCK_N": n,
+        }  # fmt: skip
+        name = f"tiled-{label}-{rows}-{x[1:]}"
+        yield Build(name, tiled.tiled_kernel, {**NUMBERS, **pointers}, constants, warps, stages, EVEN)
+
+
 def turned_build() -> Build:
     """A build for weights of the CUDA library, which AMD GPUs do not use."""
     types = {"out": "*bf16", "x": "*bf16", "data": "*u8", "records": "*i32", "bias": "*fp32"}
@@ -105,18 +123,20 @@ def rounding() -> Iterator[Build]:
 
 
 # Products of few rows in tests that are not slow.
-SOME = ("small-batch-by_group-64-bf16", "small-batch-int8-4096-i8", "small-batch-fp8-128-bf16")
+SOME = ("tiled-by_half-64-bf16", "small-batch-by_group-64-bf16", "small-batch-int8-4096-i8", "small-batch-fp8-128-bf16")
 
 
 def runs() -> Iterator[Any]:
     for target in ALL:
         for build in (
             *small_batch_builds(target),
+            *tiled_builds(target),
             *([turned_build()] * (target.backend == "cuda")),
             *map(widening, RECORDS),
             *rounding(),
         ):
-            quick = often(target, build.label) and (build.label in SOME or not build.label.startswith("small-batch"))
+            is_few = build.label.startswith(("small-batch", "tiled"))
+            quick = often(target, build.label) and (build.label in SOME or not is_few)
             yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if quick else [pytest.mark.slow])
 
 

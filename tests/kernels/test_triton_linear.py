@@ -202,7 +202,49 @@ def test_int4_is_packed_at_once_and_in_slices() -> None:
 
     slices = linear.pack_slices(iter([piece(0, 64), piece(64, 96), piece(96, 100)]), 100, torch.float32)
     assert all(torch.equal(one, other) for one, other in zip(linear.plain(slices)[:3], weight[:3], strict=True))
-    assert slices[2:] == (64, 160)
+    assert slices[2:] == (64, 160, False)
+
+
+HALF_TYPES = [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize(("op", "group"), [("int4", 64), ("int4_wide", 128), ("int4_wide", 256), ("fp8", 128)])
+def test_tiled_products(op: str, group: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows and two tiles of rows, with padding outputs and a bias, read the weight in place; more rows widen it."""
+    from localllm.kernels.triton import linear, tiled
+
+    generator = torch.Generator().manual_seed(group)
+    weight = weight_of(op, 70, 256, group, generator)
+    many = torch.randn(tiled.MAX_ROWS + 1, 256, generator=generator).to(dtype)
+    compared(op, weight, many)
+
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise AssertionError
+
+    monkeypatch.setattr(linear, "widened_product", refuse)
+    bias = torch.randn(70, generator=generator)
+    for rows in (3, 65):
+        compared(op, weight, many[:rows], bias=bias, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_int4_packed_by_half_is_the_same_weight(group: int) -> None:
+    """Its data is permuted. The float32 product of 1 row, which tiled.py does not compute, is the same too."""
+    from localllm.kernels.triton import linear
+
+    generator = torch.Generator().manual_seed(group)
+    weight = weight_of("int4", 24, 256, group, generator)
+    assert isinstance(weight, Int4)
+    packed = linear.pack_slices([weight], 24, torch.bfloat16)
+    assert packed.is_by_half
+    assert not torch.equal(packed.data, weight.data)
+    assert torch.equal(linear.plain(packed).data, weight.data)
+    x = torch.randn(1, 256, generator=generator)
+    found = linear.int4_wide(x.to(DEVICE), copy_to(packed, DEVICE)).cpu().double()
+    expected = x.double() @ weight.dense().double().t()
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * expected.abs().max().item())
+    assert not linear.pack_slices([weight], 24, torch.bfloat16, of_experts=True).is_by_half
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

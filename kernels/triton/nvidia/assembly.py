@@ -24,6 +24,19 @@ fma.rn.{kind} $3, $3, one, $6;
 }}"""
 NIBBLES_BF16 = tl.constexpr(_NIBBLES.format(one="0x3F803F80", top="0x43434343", kind="bf16x2"))
 NIBBLES_FP16 = tl.constexpr(_NIBBLES.format(one="0x3C003C00", top="0x64646464", kind="f16x2"))
+# Like NIBBLES_BF16, with other zero points for the high nibbles: $7 and $8.
+_HALVES = NIBBLES_BF16.value.replace("$2, $2, one, $5", "$2, $2, one, $7").replace("$3, $3, one, $6", "$3, $3, one, $8")
+HALVES = tl.constexpr(_HALVES)
+# Then times the scales of the low nibbles, $9 and $10, and of the high ones, $11 and $12. Adds -0.0.
+SCALED_HALVES = tl.constexpr(
+    _HALVES.removesuffix("}")
+    + """mov.b32 one, 0x80008000;
+fma.rn.bf16x2 $0, $0, $9, one;
+fma.rn.bf16x2 $1, $1, $10, one;
+fma.rn.bf16x2 $2, $2, $11, one;
+fma.rn.bf16x2 $3, $3, $12, one;
+}"""
+)
 # Converts the 4 e4m3 values in $2 to 16-bit floats in $0 and $1. It shifts their bits to the positions of sign,
 # exponent and mantissa, then multiplies by 2^120 (bfloat16) or 2^8 (float16), which corrects the exponent bias.
 _E4M3 = """{{
