@@ -32,7 +32,10 @@ def architecture_of(files: ModelFiles, device: Device, options: LoadOptions) -> 
     our cache, and SettingRefused for an option that it does not support."""
     if not is_native(files.config.model_type):
         return _of_transformers(files, device, options)
-    build = import_module(f".models.{files.config.model_type}", __package__).build
+    model_type = files.config.model_type
+    if files.config.layers:
+        device = _without_split(device, options, model_type)
+    build = import_module(f".models.{model_type}", __package__).build
     files = planned_files(files)
     return Architecture(files, device, lambda weights, context: build(weights, files.config, context))
 
@@ -46,13 +49,19 @@ def planned_files(files: ModelFiles) -> ModelFiles:
     return describe(files).files
 
 
+def _without_split(device: Device, options: LoadOptions, code: str) -> Device:
+    """The device for code that no split graph can cut into segments. Raises SettingRefused for this option."""
+    check_supported(options, {"graphs": ("auto", "full", "breakable", "off")}, code)
+    return replace(device, graphs="breakable" if device.graphs == "split" else device.graphs)
+
+
 def _of_transformers(files: ModelFiles, device: Device, options: LoadOptions) -> Architecture:
     from .transformers_code.check import check
     from .transformers_code.describe import describe
     from .transformers_code.model import build
 
     model_type = files.config.model_type
-    check_supported(options, {"graphs": ("auto", "full", "breakable", "off")}, "transformers' code")
+    device = _without_split(device, options, "transformers' code")
     try:
         description = describe(files)
         verdict = check(description.config)
@@ -64,5 +73,4 @@ def _of_transformers(files: ModelFiles, device: Device, options: LoadOptions) ->
         device = replace(device, recorder=None)
         notes.append("its steps are not captured as graphs (slower): its code reads values on the host")
     described = replace(description.files, warnings=(*description.files.warnings, *notes))
-    device = replace(device, graphs="breakable" if device.graphs == "split" else device.graphs)
     return Architecture(described, device, lambda weights, context: build(description, weights))

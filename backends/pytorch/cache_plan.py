@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from ...engine import cache_plan
 from ...engine.cache_plan import CachePages
+from ...engine.files.families import LayerKind
+from ...engine.files.layer_kinds import FULL, SLIDING
 from ...engine.files.model_config import ModelConfig
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
@@ -22,13 +25,39 @@ SCALE_BYTES = 4  # of a head of a token in an int8 KV cache
 
 def cache_pages(config: ModelConfig, page_size: int, dtype: torch.dtype, context: int, step_tokens: int) -> CachePages:
     """The pages of a model. `dtype`: of keys and values; `context` and `step_tokens` as in CachePages.of."""
-    parts, heads, dim = config.cache_shape
     scale = SCALE_BYTES if dtype == torch.int8 else 0
-    layer = page_bytes(page_size, heads, dim + scale, 1, dtype.itemsize, parts)
-    sliding = config.layer_kinds.count("sliding")
-    full = len(config.attention_layers) - sliding
-    pages = CachePages.of(page_size, layer * full, layer * sliding, config.window, context, step_tokens)
+    kinds = config.cached_kinds
+
+    def size(kind: LayerKind) -> int:
+        parts, heads, dim = stack_shape(config, kind)
+        return kinds.count(kind) * page_bytes(page_size, heads, dim + scale, 1, dtype.itemsize, parts)
+
+    pages = CachePages.of(page_size, size(FULL), size(SLIDING), config.window, context, step_tokens)
     return replace(pages, state_bytes=config.state_bytes)
+
+
+def stack_shape(config: ModelConfig, kind: LayerKind) -> tuple[int, int, int]:
+    """As ModelConfig.cache_shape, of the layers of a kind."""
+    parts, *shape = config.cache_shape
+    heads, dim = shape if config.latent else config.heads_of(kind)
+    return parts, heads, dim
+
+
+class Stack(NamedTuple):
+    """Layers of one cache group whose pages have one shape."""
+
+    group: int
+    kind: LayerKind  # of the layers; of the first one if all kinds have one shape
+
+
+def cache_stacks(config: ModelConfig, groups: Sequence[CacheGroup]) -> list[Stack]:
+    """The stack of each layer that has a cache."""
+    kinds = config.cached_kinds
+    is_alike = stack_shape(config, FULL) == stack_shape(config, SLIDING)
+    return [
+        Stack(group, kinds[0] if is_alike else kind)
+        for group, kind in zip(layer_groups(config, groups), kinds, strict=False)
+    ]
 
 
 def cache_limit(pages: CachePages, options: LoadOptions, device: Device, free: int, context: int) -> int:

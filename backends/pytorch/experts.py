@@ -75,7 +75,7 @@ def routed_mlp(
         router=weights.linear([f"{name}.{layout.router}"], [moe.experts], hidden, layout.biases, quantise=False),
         routing=routing(moe),
         correction=correction,
-        weights=_expert_weights(weights, hidden, moe, f"{name}.experts", layout, gate or gate_of(config)),
+        weights=expert_weights(weights, hidden, moe, f"{name}.experts", layout, gate or gate_of(config)),
         shared=shared,
         shared_gate=shared_gate,
     )
@@ -124,9 +124,10 @@ def gated_mlp(weights: Weights, config: ModelConfig, name: str, inner: int, name
     )
 
 
-def _expert_weights(
+def expert_weights(
     weights: Weights, hidden: int, moe: MoeConfig, name: str, layout: ExpertLayout, gate: ExpertGate
 ) -> ExpertWeights:
+    """The weights of all experts of a layer, without router. `name`: of the experts."""
     inner = moe.inner_size
     gate_up = _projection(weights, f"{name}.gate_up_proj", moe, (layout.gate, layout.up), inner, hidden, layout)
     down = _projection(weights, f"{name}.down_proj", moe, (layout.down,), hidden, inner, layout)

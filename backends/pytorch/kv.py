@@ -68,14 +68,24 @@ class PagedKV:
 
 
 class GroupedKV:
-    """The pages and states of all layers of a model. `keys` and `values` are those of the only cache group, or have one
-    tensor for each layer if there are several groups."""
+    """The pages and states of all layers of a model. `keys` and `values` are those of the only stack, or have one
+    tensor for each layer if there are several stacks."""
 
-    def __init__(self, groups: Sequence[PagedKV], layer_groups: Sequence[int], states: States | None = None) -> None:
-        """`layer_groups`: for each layer with pages, the index of its cache group. A group has its layers in order.
-        `states`: None if no layer has a recurrent state."""
-        self.groups = tuple(groups)
-        cache = groups[0].cache if len(groups) == 1 else _joined(groups, layer_groups)
+    def __init__(
+        self,
+        stacks: Sequence[PagedKV],
+        stack_groups: Sequence[int],
+        layer_stacks: Sequence[int],
+        layer_groups: Sequence[int],
+        states: States | None = None,
+    ) -> None:
+        """`stacks`: the pages of layers of one shape in one cache group. `stack_groups`: for each stack, the index of
+        its cache group. `layer_stacks`: for each layer with pages, the index of its stack, which has its layers in
+        order. `layer_groups`: for each layer with keys and values, the index of its cache group. `states`: None if no
+        layer has a recurrent state."""
+        self.groups = tuple(stacks)
+        self._stack_groups = tuple(stack_groups)
+        cache = stacks[0].cache if len(stacks) == 1 else _joined(stacks, layer_stacks, layer_groups)
         self.states = states
         self.cache = cache if states is None else replace(cache, states=states.layers)
         self.keys = self.cache.keys
@@ -88,19 +98,20 @@ class GroupedKV:
 
     def copy(self, copies: Sequence[Ints], device: Device) -> None:
         """Copy pages of each group, see PagedKV.copy."""
-        for group, pairs in zip(self.groups, copies, strict=True):
-            group.copy(pairs, device)
+        for stack, group in zip(self.groups, self._stack_groups, strict=True):
+            stack.copy(copies[group], device)
 
 
-def _joined(groups: Sequence[PagedKV], layer_groups: Sequence[int]) -> Cache:
-    """The cache of all layers of the groups."""
+def _joined(groups: Sequence[PagedKV], layer_stacks: Sequence[int], layer_groups: Sequence[int]) -> Cache:
+    """The cache of all layers of the stacks; see GroupedKV."""
 
     def of_layers(tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...] | None:
-        """The tensor of each layer, from the tensors [layers of the group, …] of the groups."""
+        """The tensor of each layer, from the tensors [layers of the stack, …] of the stacks."""
         stacks = [iter(tensor) for tensor in tensors if tensor is not None]
-        return tuple(next(stacks[group]) for group in layer_groups) if stacks else None
+        return tuple(next(stacks[stack]) for stack in layer_stacks) if stacks else None
 
     keys = of_layers([group.keys for group in groups])
     assert keys is not None
     values = of_layers([group.values for group in groups])
-    return Cache(keys, values, of_layers([group.scales for group in groups]), tuple(layer_groups))
+    groups_of_layers = tuple(layer_groups) if any(layer_groups) else ()
+    return Cache(keys, values, of_layers([group.scales for group in groups]), groups_of_layers)

@@ -60,6 +60,14 @@ class Layer(Protocol):
         ...
 
 
+class LayerInputs(Protocol):
+    """The inputs of their own that the layers of a model have."""
+
+    def __call__(self, step: Step, x: Tensor, ops: Ops) -> Tensor:
+        """[layers, tokens, dim] of the embedded tokens x [tokens, hidden]."""
+        ...
+
+
 class Norms(NamedTuple):
     """Names of a layer's norms in the model files; empty if the layer has no such norm. The defaults are Llama's
     names."""
@@ -134,13 +142,13 @@ class AttentionLayer:
                 centred=norms.centred,
                 parallel=norms.parallel,
                 output_gate=config.output_gate,
-                cache_index=config.attention_layers.index(index),
-                rotation_index=_rotation_index(config, index),
+                cache_index=config.cache_index(index),
+                rotation_index=rotation_index(config, index),
             )
         )
 
 
-def _rotation_index(config: ModelConfig, index: int) -> int:
+def rotation_index(config: ModelConfig, index: int) -> int:
     """The index of a layer's rotation in LayerStep.rotations: those of config.ropes, then NoRotation if it is used."""
     if config.rope_layers and not config.rope_layers[index]:
         return len(config.ropes)
@@ -161,6 +169,7 @@ class Decoder:
         stream_scale: float = 1.0,  # factor of the scaled embeddings, not rounded
         norm_offset: float = 0.0,
         centred: bool = False,  # whether the final norm is a layer norm
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         vocab = config.vocab_size
         hidden = config.hidden_size
@@ -176,6 +185,7 @@ class Decoder:
             if config.tie_embeddings
             else weights.linear(["lm_head"], [vocab], hidden)
         )
+        self._layer_inputs = layer_inputs
         self.embedding_scale = embedding_scale
         self.stream_scale = stream_scale
         self.logit_scale = config.logit_scale
@@ -226,6 +236,7 @@ class Decoder:
             step.other_places,
             step.state_rows,
             step.run_scan,
+            None if self._layer_inputs is None else self._layer_inputs(step, x, ops),
         )
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one sample per row

@@ -27,6 +27,7 @@ from .weights import Weights
 
 MIN_PACKED_BYTES = 64 * 2**20  # smaller models get no packed file: quantising them is fast
 EMBEDDING = "model.embed_tokens.weight"
+LAYER_INPUTS = "model.embed_tokens_per_layer.weight"  # a table of inputs of layers
 _EXAMPLE = (64, 256)  # shape of the example weight
 
 _MXFP4 = ("blocks", "scales", ".weight_packed", ".weight_scale")  # ends of the names of MXFP4 tensors
@@ -58,7 +59,7 @@ class Loader:
         output head does not use, and except the experts that the token does not use."""
         moe = self._files.config.moe
         share = 1.0 if moe is None else moe.top_k / moe.experts
-        return self._expected_bytes(share) - self._table_bytes()
+        return self._expected_bytes(share) - self._table_bytes() - self._layer_input_bytes()
 
     def expected_bytes(self) -> int:
         """Estimated bytes of the loaded weights, correct within a few percent."""
@@ -103,7 +104,11 @@ class Loader:
 
     def _is_product(self, name: str, tensor: StoredTensor, is_expert: bool) -> bool:
         """Whether the tensor is a weight of floats that is packed: a matrix, or the matrices of all experts."""
-        if tensor.dtype not in STORED or (name == EMBEDDING and not self._files.config.tie_embeddings):
+        if (
+            tensor.dtype not in STORED
+            or name == LAYER_INPUTS
+            or (name == EMBEDDING and not self._files.config.tie_embeddings)
+        ):
             return False
         return len(tensor.shape) == 2 or (is_expert and len(tensor.shape) == 3)
 
@@ -136,6 +141,10 @@ class Loader:
         if is_tied and self._keeps_values(DTYPES[embedding.dtype]):
             return 0
         return embedding.num_bytes
+
+    def _layer_input_bytes(self) -> int:
+        table = self._files.tensors.get(LAYER_INPUTS)
+        return 0 if table is None else table.num_bytes
 
     def _keeps_values(self, stored: torch.dtype) -> bool:
         """Whether a packed weight has a tensor that equals the weight in the file, which has the dtype `stored`."""

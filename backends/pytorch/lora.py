@@ -205,7 +205,8 @@ def slot_values(config: ModelConfig, rank: int) -> int:
     if config.linear is not None:
         return rank * config.linear.values + config.linear.count * ALIGNED
     hidden = config.hidden_size
-    dense = _mlp_values(hidden, config.intermediate_size)
+    factor = config.layers.shared_mlp_factor if config.layers else 1
+    dense = _mlp_values(hidden, factor * config.intermediate_size)
     total = 2 * (config.vocab_size + hidden) + len(config.attention_layers) * _attention_values(config)
     projections = PROJECTIONS * config.num_layers + 2
     if config.delta is not None:
@@ -213,7 +214,12 @@ def slot_values(config: ModelConfig, rank: int) -> int:
     has_experts = config.moe.layers if config.moe else (False,) * config.num_layers
     for layer in has_experts:
         total += _routed_values(hidden, config.moe) if layer and config.moe else dense
+        total += dense if layer and config.layers else 0  # beside the experts
         projections += 2 if layer else 0
+    if config.layers and config.layers.input_dim:
+        inputs = config.num_layers * config.layers.input_dim
+        total += hidden + inputs + 2 * (config.num_layers * hidden + inputs)
+        projections += 2 * config.num_layers + 1
     return rank * total + projections * ALIGNED
 
 
@@ -226,8 +232,8 @@ def _attention_values(config: ModelConfig) -> int:
         inputs = 2 * hidden + latent.down_features(config.num_heads)
         values = config.num_heads * latent.value_dim
         return inputs + latent.query_rank + (queries if latent.query_rank else 0) + values + hidden
-    heads = config.num_heads * config.head_dim
-    kv_heads = config.num_kv_heads * config.head_dim
+    heads = config.num_heads * config.largest_head_dim
+    kv_heads = config.num_kv_heads * config.largest_head_dim
     return 3 * hidden + config.query_parts * heads + 2 * kv_heads + heads + hidden
 
 

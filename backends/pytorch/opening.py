@@ -16,7 +16,7 @@ from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
 from ...engine.runner import Runner, RunnerSpec
 from ...kernels.ops.lora import Lora
 from .architecture import Architecture, architecture_of, planned_files
-from .cache_plan import layer_groups
+from .cache_plan import Stack, cache_stacks, layer_groups, stack_shape
 from .choice import with_attention, with_lora_backend
 from .device import Device, Recorder
 from .expert_shapes import check_experts
@@ -123,20 +123,27 @@ def _load(architecture: Architecture, options: LoadOptions, free: int) -> Runner
     capturable = capturable_tokens(config, spec.max_tokens, device)
 
     def cache(spec: RunnerSpec) -> GroupedKV:
-        layers = layer_groups(config, spec.groups)
-        groups = [
+        layers = cache_stacks(config, spec.groups)
+        stacks = sorted(set(layers), key=lambda stack: stack.group)
+        pages = [
             PagedKV(
-                layers.count(index),
-                group.num_pages,
-                group.page_size,
-                config.cache_shape[1],
-                _part_dims(config, device),
+                layers.count(stack),
+                spec.groups[stack.group].num_pages,
+                spec.groups[stack.group].page_size,
+                stack_shape(config, stack.kind)[1],
+                _part_dims(config, device, stack),
                 cache_dtype(config, options, dtype, device),
                 device.type,
             )
-            for index, group in enumerate(spec.groups)
+            for stack in stacks
         ]
-        return GroupedKV(groups, layers, _states(config, spec, device))
+        return GroupedKV(
+            pages,
+            [stack.group for stack in stacks],
+            [stacks.index(stack) for stack in layers],
+            layer_groups(config, spec.groups),
+            _states(config, spec, device),
+        )
 
     with torch.inference_mode():
         build = architecture.build
@@ -180,11 +187,11 @@ def _states(config: ModelConfig, spec: RunnerSpec, device: Device) -> States | N
     return States(config.state_shapes, len(config.state_layers), entries, device.type)
 
 
-def _part_dims(config: ModelConfig, device: Device) -> tuple[int, ...]:
+def _part_dims(config: ModelConfig, device: Device, stack: Stack) -> tuple[int, ...]:
     """Values that one head stores for one token, for each part of the cache."""
     if device.latent_parts and config.latent is not None:
         return config.latent.rotary_dim, config.latent.rank
-    parts, _, dim = config.cache_shape
+    parts, _, dim = stack_shape(config, stack.kind)
     return (dim,) * parts
 
 

@@ -135,6 +135,7 @@ class Weights:
         self.token_bytes = 0
         self._files = files
         self._device = device
+        self.device = device.type
         self._scheme = scheme
         # For projections that stay floats when the weights are quantised while loading.
         self._unquantised = Floats() if isinstance(scheme, Floats) else scheme
@@ -152,6 +153,20 @@ class Weights:
         self.token_bytes += tensor.nbytes
         return tensor.to(self._device.type, copy=True)
 
+    def table(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A table in its stored dtype whose rows are inputs of layers. On the CPU it stays a mapped file."""
+        tensor = self._checked_table(f"{name}.weight", shape)
+        self.tensors.release()
+        self.bytes += tensor.nbytes
+        return tensor.to(self._device.type)
+
+    def _checked_table(self, name: str, shape: Sequence[int]) -> Tensor:
+        tensor = self.tensors.read(name, shape, STORED)
+        for rows in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
+            check_finite(name, rows)
+            self.tensors.drop_pages()
+        return tensor
+
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
         """The embedding table in its stored dtype. On the CPU it stays a mapped file: only the used rows are read.
 
@@ -160,10 +175,7 @@ class Weights:
         if self._files.config.tie_embeddings:
             self._tied_product = self._linear([name], [shape[0]], shape[1], bias=False)
             self.tensors.mark_unread(f"{name}.weight")
-        tensor = self.tensors.read(f"{name}.weight", shape, STORED)
-        for rows in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
-            check_finite(f"{name}.weight", rows)
-            self.tensors.drop_pages()
+        tensor = self._checked_table(f"{name}.weight", shape)
         shared = self._shared_table(tensor)
         self.tensors.release()
         if shared is not None:

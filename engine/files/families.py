@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from . import latent_config, moe_config, recurrent_config
+from . import latent_config, layer_config, moe_config, recurrent_config
 from .latent_config import LatentFamily
 from .moe_config import MoeFamily
 from .recurrent_config import DeltaProjections
@@ -53,6 +53,7 @@ class Family:
     full_ropes: Literal["always", "never", "unmixed"] = "always"
     alternating: bool = False  # True: without `pattern`, every second layer is sliding, from the first layer on
     window: int = 0
+    null_window: bool = True  # whether null for sliding_window means that there is none; else it means the default
     windowed: bool = True  # default of use_sliding_window
     # Default of max_window_layers. With `alternating`: the index from which no layer is sliding; 0: no such index.
     # Without `pattern` and `alternating`: the index of the first sliding layer.
@@ -67,7 +68,8 @@ class Family:
     no_rope_interval: int = 0
     theta: float = 10_000.0
     partial_rotary: bool = False  # whether rotary_dim may be less than head_dim
-    rope: Mapping[str, Any] | None = None  # default of rope_parameters
+    # Default of rope_parameters. With ropes_by_kind, config.json then has no rope field of transformers 4.
+    rope: Mapping[str, Any] | None = None
     query_scaling: bool = False  # whether rope_parameters has llama_4_scaling_beta
     rotary_share: float = 1.0  # default of partial_rotary_factor
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -83,6 +85,8 @@ class Family:
     eos_of_null: bool = False  # whether null for eos_token_id means `eos`; else it means that there are none
     moe: MoeFamily | None = None  # None: the architecture has no experts
     latent: LatentFamily | None = None  # None: the architecture has heads of keys and values
+    last_full: bool = False  # whether the last layer is full, whatever layer_types and the pattern say
+    per_layer: bool = False  # whether the architecture has the fields of engine/files/layer_config.py
     rope_alpha: bool = False  # whether the rope kind "dynamic" with a field alpha is a rope with a larger theta
     fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that must have this value if they are present
     # Whether layer_types has the names attention and mamba, and must be present: its absence means Mamba layers.
@@ -121,6 +125,7 @@ OPTIONAL = frozenset(
         *moe_config.OPTIONAL,
         *latent_config.OPTIONAL,
         *recurrent_config.OPTIONAL,
+        *layer_config.FIELDS,
     }
 )
 _HYBRID = ("attention_bias", "full_attention_interval", *recurrent_config.DELTA)
@@ -352,6 +357,44 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             theta=1_000_000.0,
             query_scalar=256,
             eos=(1,),
+        ),
+        "gemma4_text": Family(
+            max_positions=131_072,
+            vocab=262_144,
+            heads=8,
+            optional=("attention_bias", "sliding_window", "final_logit_softcapping", *layer_config.FIELDS),
+            kv_heads=4,
+            head_dim=256,
+            activation_key="hidden_activation",
+            activation="gelu_pytorch_tanh",
+            tie=True,
+            head_norms=True,
+            pattern=6,
+            last_full=True,
+            per_layer=True,
+            ropes_by_kind=True,
+            window=512,
+            null_window=False,
+            rope=MappingProxyType(
+                {
+                    "full_attention": {
+                        "rope_type": "proportional",
+                        "rope_theta": 1_000_000.0,
+                        "partial_rotary_factor": 0.25,
+                    },
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                }
+            ),
+            rope_kinds=("default", "linear", "proportional"),
+            query_scalar=1,
+            eos=(1,),
+            moe=MoeFamily(
+                ("num_experts",),
+                experts=None,
+                top_k=None,
+                renormalise=True,
+                switch="enable_moe_block",
+            ),
         ),
         "glm": _GLM,
         "glm4": _GLM,

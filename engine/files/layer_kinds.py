@@ -22,6 +22,8 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     else:
         kinds = _default_kinds(fields, family, layers, window)
         _check_kinds(fields, family, kinds)
+    if family.last_full:
+        kinds = (*kinds[:-1], FULL)
     if "sliding" not in kinds:
         return kinds, 0
     if window:
@@ -49,7 +51,7 @@ def _check_kinds(fields: Fields, family: Family, kinds: tuple[LayerKind, ...]) -
 def _window(fields: Fields, family: Family) -> int:
     if not fields.flag("use_sliding_window", family.windowed):
         return 0
-    default = 0 if fields.null("sliding_window") else family.window
+    default = 0 if fields.null("sliding_window") and family.null_window else family.window
     # transformers 5 writes 0 for Qwen 2 with experts and without a window.
     window = fields.integer("sliding_window", 0 if family.alternating else 1, 2**63, default)
     return min(window, MAX_POSITIONS)

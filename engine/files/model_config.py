@@ -12,7 +12,8 @@ from . import latent_config
 from .families import FAMILIES, OPTIONAL, Family, LayerKind
 from .fields import Fields
 from .latent_config import LatentConfig, parse_latent
-from .layer_kinds import FULL, MAX_POSITIONS, RECURRENT, parse_layer_kinds, parse_rope_layers
+from .layer_config import LayerConfig, parse_layer_config
+from .layer_kinds import FULL, MAX_POSITIONS, RECURRENT, SLIDING, parse_layer_kinds, parse_rope_layers
 from .moe_config import MAX_INNER, MoeConfig, parse_moe
 from .multimodal import TEXT_MODELS, text_values
 from .quantization import Quantization, parse_quantization
@@ -73,6 +74,7 @@ class ModelConfig:
     delta: DeltaConfig | None = None  # None: no layer is a Gated DeltaNet
     output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
     linear: LinearLayers | None = None  # None: the other fields describe the linear layers
+    layers: LayerConfig | None = None  # None: the layers differ in their kind at most
     warnings: tuple[str, ...] = ()  # values of config.json that have no effect on the logits
 
     @property
@@ -108,6 +110,34 @@ class ModelConfig:
         """Bytes of the recurrent states of a sequence in all layers."""
         shapes = self.state_shapes
         return 0 if shapes is None else len(self.state_layers) * shapes.values * STATE_ITEMSIZE
+
+    def heads_of(self, kind: LayerKind) -> tuple[int, int]:
+        """(heads of keys and values, dimension of a head) in the layers of a kind."""
+        if self.layers and kind == FULL:
+            return self.layers.full_kv_heads, self.layers.full_head_dim
+        return self.num_kv_heads, self.head_dim
+
+    @property
+    def largest_head_dim(self) -> int:
+        """The largest dimension of a head in any layer."""
+        return max((dim for _, dim in map(self.heads_of, self.layer_kinds)), default=self.head_dim)
+
+    @property
+    def cached_layers(self) -> int:
+        """Number of the first layers that store keys and values, or states, of their own."""
+        return self.num_layers - (self.layers.shared_layers if self.layers else 0)
+
+    @property
+    def cached_kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers that have pages."""
+        return tuple(kind for kind in self.layer_kinds[: self.cached_layers] if kind != RECURRENT)
+
+    def cache_index(self, index: int) -> int:
+        """The index of the pages of the layer `index`: those of the last earlier layer of its kind, if it shares
+        them."""
+        if index < self.cached_layers:
+            return self.attention_layers.index(index)
+        return max(layer for layer, kind in enumerate(self.cached_kinds) if kind == self.layer_kinds[index])
 
 
 # A backend that reads the files of a model itself needs few of the fields. The others stay empty.
@@ -181,7 +211,11 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     if positions > MAX_POSITIONS:
         fields.warn("max_position_embeddings", f"above the longest context of localllm, {MAX_POSITIONS} tokens")
     kinds, window = parse_layer_kinds(fields, family)
-    ropes = parse_ropes(fields, family, kinds, latent.rotary_dim if latent else head_dim, positions)
+    kv_heads = _kv_heads(fields, family, heads)
+    layers = parse_layer_config(fields, kinds, heads, kv_heads) if family.per_layer else None
+    rope_dim = latent.rotary_dim if latent else head_dim
+    rope_dims = {SLIDING: rope_dim, FULL: layers.full_head_dim if layers else rope_dim}
+    ropes = parse_ropes(fields, family, kinds, rope_dims, positions)
     return ModelConfig(
         model_type=model_type,
         vocab_size=vocab,
@@ -189,7 +223,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         intermediate_size=fields.integer(family.inner_name, 1, MAX_INNER, family.inner or None),
         num_layers=len(kinds),
         num_heads=heads,
-        num_kv_heads=_kv_heads(fields, family, heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=min(positions, MAX_POSITIONS),
         norm_eps=fields.number(family.norm_eps_name, 1e-12, 1.0, family.norm_eps),
@@ -214,6 +248,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         logit_scale=_logit_scale(fields, family),
         rope_layers=parse_rope_layers(fields, family, kinds),
         latent=latent,
+        layers=layers,
         query_scaling=parse_query_scaling(fields, family, ropes),
         delta=None if family.delta is None else parse_delta(fields, family.delta),
         output_gate=family.output_gate,
@@ -225,12 +260,13 @@ def _refuse_other_models(fields: Fields, family: Family, where: str) -> None:
     """Refuse a model of a supported architecture if its config.json makes it anything but a plain decoder."""
     for key, supported in (("use_bidirectional_attention", False), ("is_causal", True)):
         # As in transformers, null is false.
-        if (key in fields or fields.null(key)) and bool(fields.get(key)) != supported:
+        is_of_images = family.per_layer and fields.get(key) == "vision"  # of the tokens of an image
+        if (key in fields or fields.null(key)) and bool(fields.get(key)) != supported and not is_of_images:
             raise ModelRefused(f"{where}: {key} is not supported: the model does not generate text")
     for key, value in family.fixed.items():
         if key in fields and fields.get(key) != value:
             raise fields.refuse(key, "absent or null" if value is None else str(value).lower())
-    if len(fields.table("per_layer_config")):
+    if not family.per_layer and len(fields.table("per_layer_config")):
         raise fields.refuse("per_layer_config", "empty (layers of different shapes are not supported)")
 
 

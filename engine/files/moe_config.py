@@ -62,6 +62,7 @@ ERNIE = (
     "moe_norm_min",
 )
 MAX_SUM_LIMIT = 1e-6  # of moe_norm_min: smaller than every sum of the scores of chosen experts
+TOP_K = ("num_experts_per_tok", "moe_k", "top_k_experts")
 UNGROUPED = "greedy"  # the value of topk_method that ignores the groups
 
 
@@ -104,18 +105,21 @@ class MoeFamily:
     shared_name: str = "n_shared_experts"
     shared_experts: int | None = 0  # default of `shared_name`; None: no default; 0: the architecture has no such field
     dense_layers: int = 0  # default of first_k_dense_replace and moe_layer_start_index
+    switch: str = ""  # field that must be true for a model with experts; empty: no such field
     optional: bool = False  # whether the number of experts may be 0, which means that all layers are dense
     group_score: GroupScore = "max"
 
 
 def parse_moe(fields: Fields, family: MoeFamily, num_layers: int) -> MoeConfig | None:
     """The mixture of experts; None if all layers are dense. Raises ModelRefused with the name of the wrong field."""
+    if family.switch and not fields.flag(family.switch, False):
+        return None
     layers = _layers(fields, family, num_layers)
     experts = _experts(fields, family)
     if not experts:
         return None
     inner = fields.integer(family.inner_name, 1, MAX_INNER, family.inner)
-    top_k_name = fields.either("num_experts_per_tok", "moe_k")
+    top_k_name = next((name for name in TOP_K if name in fields), TOP_K[0])
     top_k = fields.integer(top_k_name, 1, MAX_EXPERTS, family.top_k)
     if top_k > experts:
         raise fields.refuse(top_k_name, f"at most the number of experts ({experts})")

@@ -29,6 +29,7 @@ class Multimodal:
 TEXT_MODELS: Mapping[str, Multimodal] = MappingProxyType(
     {
         "gemma3": Multimodal(("gemma3_text",), tied=True),
+        "gemma4": Multimodal(("gemma4_text",), tied=True),
         "kimi_k25": Multimodal(("kimi_k2", "deepseek_v3"), tied=True),
         "mistral3": Multimodal(("ministral3", "mistral"), tied=True),
         "qwen2_5_vl": Multimodal(("qwen2_5_vl_text",), tied=False, flat=True),

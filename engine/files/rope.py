@@ -23,6 +23,9 @@ def frequencies(rope: Rope, context: int, powers: Array, array: Callable[[Sequen
     plain = 1.0 / powers
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "proportional":
+        rotated = array([1.0] * rope.rotated_pairs + [0.0] * (len(plain) - rope.rotated_pairs))
+        return plain * rotated / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":

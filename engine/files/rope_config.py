@@ -18,10 +18,11 @@ from .layer_kinds import FULL, RECURRENT, SLIDING
 class Rope:
     """Rotary position embedding of one kind of layer. The names are those of the papers and config.json."""
 
-    kind: Literal["default", "linear", "llama3", "yarn", "longrope"]
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
     theta: float
     rotary_dim: int  # rotated dimensions per head, even
     factor: float = 1.0
+    rotated_pairs: int = 0  # proportional: the other pairs have the frequency 0
     original_positions: int = 0  # context length of the original training, before the context was extended
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
@@ -42,19 +43,23 @@ class QueryScaling:
 
 
 def parse_ropes(
-    fields: Fields, family: Family, kinds: tuple[LayerKind, ...], head_dim: int, positions: int
+    fields: Fields,
+    family: Family,
+    kinds: tuple[LayerKind, ...],
+    head_dims: Mapping[LayerKind, int],
+    positions: int,
 ) -> Mapping[LayerKind, Rope]:
-    """The rope of each kind of layer.
+    """The rope of each kind of layer. `head_dims`: dimension of a head in each kind.
 
     transformers 5 writes rope_parameters: one table, or one for each layer type if they differ. transformers 4 wrote
     rope_theta and rope_scaling. For Gemma 3 it also wrote rope_local_base_freq for sliding layers, to which
     rope_scaling does not apply.
     """
-    tables = _tables_by_kind(fields) if family.ropes_by_kind else shared_table(fields, family)
+    tables = _tables_by_kind(fields, family) if family.ropes_by_kind else shared_table(fields, family)
     ropes: dict[LayerKind, Rope] = {}
     for kind in dict.fromkeys(kind for kind in kinds if kind != RECURRENT):
         theta = _theta(fields, family, tables[kind], kind)
-        ropes[kind] = _rope(fields, family, tables[kind], theta, head_dim, positions)
+        ropes[kind] = _rope(fields, family, tables[kind], theta, head_dims[kind], positions)
     return MappingProxyType(ropes)
 
 
@@ -95,15 +100,17 @@ def shared_table(fields: Fields, family: Family) -> dict[LayerKind, Fields]:
     return dict.fromkeys(ATTENTION.values(), table)
 
 
-def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
+def _tables_by_kind(fields: Fields, family: Family) -> dict[LayerKind, Fields]:
     """The rope tables of an architecture with a rope for each kind of layer."""
     parameters = fields.table("rope_parameters")
+    if not parameters and family.rope:
+        parameters = Fields(family.rope, "config.json: rope_parameters")
     for name in parameters:
         if name not in ATTENTION:
             parameters.warn(
                 name, f"ignored, as by transformers, because it is not inside one of {', '.join(ATTENTION)}"
             )
-    older = fields.table("rope_scaling")
+    older = Fields({}, "") if family.rope else fields.table("rope_scaling")
     if older.either("rope_type", "type") == "type":
         raise older.refuse(
             "type", "renamed to rope_type (releases of transformers disagree on `type` for this architecture)"
@@ -125,6 +132,10 @@ def _rope(fields: Fields, family: Family, table: Fields, theta: float, head_dim:
             f"config.json: rope type {kind!r:.50} is not supported",
             f"supported: {', '.join(family.rope_kinds)}",
         )
+    if kind == "proportional":
+        share = table.number("partial_rotary_factor", 0.0, 1.0, 1.0)
+        factor = table.number("factor", 1e-3, 1e6, 1.0)
+        return Rope("proportional", theta, _even(head_dim), factor, rotated_pairs=int(share * head_dim // 2))
     rope = Rope("default", theta, _rotary_dim(fields, family, table, kind, head_dim))
     if kind == "default":
         return rope

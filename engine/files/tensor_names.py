@@ -25,6 +25,7 @@ _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin
 # Causal masks, numbers of positions, scales of a quantised KV cache.
 _BUFFERS = re.compile(r"\.(masked_bias|self_attn\.bias|position_ids|[kv]_scale)$")
 _OTHER_PARTS = re.compile(rf"model\.({'|'.join((*PARTS, 'image_newline', 'mtp'))})\b")
+_KEY_VALUE = re.compile(r"\.self_attn\.([kv]_proj|[kv]_norm)\.")
 _FACTORS = re.compile(r"lora_|\bbase_model\.")  # of adapters: they change the logits
 
 
@@ -55,6 +56,7 @@ def decoder_tensors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[
         layers = config.num_layers
         return {name: tensor for name, tensor in tensors.items() if not (layers and _is_extra(name, layers))}
     kept = {name: tensor for name, tensor in tensors.items() if not _is_unused(name, config.num_layers)}
+    kept = {name: tensor for name, tensor in kept.items() if not _is_of_shared_cache(name, config.cached_layers)}
     if config.tie_embeddings and HEAD in kept and EMBEDDING not in kept:
         kept[EMBEDDING] = kept.pop(HEAD)
     return kept
@@ -66,6 +68,11 @@ def _is_unused(name: str, num_layers: int) -> bool:
     if name.startswith((_MODEL, "lm_head.")):
         return name == _HEAD_BIAS or bool(_OTHER_PARTS.match(name))
     return not _FACTORS.search(name)
+
+
+def _is_of_shared_cache(name: str, cached_layers: int) -> bool:
+    """Whether the tensor makes keys or values of a layer that reads the cache of another layer."""
+    return bool(_KEY_VALUE.search(name)) and _is_extra(name, cached_layers)
 
 
 def _is_extra(name: str, num_layers: int) -> bool:

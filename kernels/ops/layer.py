@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ from .step import LayerStep
 
 if TYPE_CHECKING:
     from . import Ops
+
+
+class Tail(Protocol):
+    """A change of the residual stream after a layer."""
+
+    def __call__(self, x: Tensor, stream: Tensor, ops: Ops, step: LayerStep) -> tuple[Tensor, Tensor]:
+        """(x, stream) of `decoder` -> those of the next layer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,8 @@ class DecoderLayer:
     centred: bool = False  # whether the norm before attention is a layer norm without a bias
     parallel: bool = False  # whether the MLP has the input of attention, so that both are added to the stream
     rotates_first: bool = False  # whether queries and keys are rotated before query_norm and key_norm
+    stores: bool = True  # False: the layer reads the pages of an earlier layer, and `qkv` has the queries only
+    tail: Tail | None = None  # computed after the layer
     cache_index: int = 0  # index of the layer's pages in LayerStep.cache
     rotation_index: int = 0  # index of the layer's cos and sin in LayerStep.rotations
     # Latent attention (mla.py): the first column of the values in the keys of the latent cache; 0: attention with heads
@@ -72,7 +82,7 @@ class DecoderLayer:
     @property
     def is_fusable(self) -> bool:
         """Whether kernels that fuse attention with the norms and products around it can compute this layer."""
-        is_plain = not (self.centred or self.joint_head_norms or self.rotates_first or self.output_gate)
+        is_plain = not (self.centred or self.joint_head_norms or self.rotates_first or self.output_gate or self.tail)
         return is_plain and self.before_attention is not None and self.before_mlp is not None
 
     @property
@@ -130,7 +140,7 @@ def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: Laye
     x = layer.mlp(x, ops, step)
     if layer.after_mlp is not None:
         x = norm.rms(x, layer.after_mlp, layer.eps, layer.offset)
-    return x, stream
+    return (x, stream) if layer.tail is None else layer.tail(x, stream, ops, step)
 
 
 def _add_norm(ops: Ops, layer: DecoderLayer, weight: Tensor | None, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,6 +205,8 @@ def _append(ops: Ops, layer: DecoderLayer, qkv: Tensor, step: LayerStep) -> Tens
         rotation = *step.rotations[layer.rotation_index], layer.rotation
         query: Tensor = ops.kv.append_latent(heads, *rotation, step.slots, pages)
         return query
+    if not layer.stores:
+        return _rotated_queries(ops, layer, qkv, step)
     if layer.joint_head_norms:
         qkv = _norm_joint_heads(ops, layer, qkv)
     target = layer.append(step)
@@ -207,6 +219,15 @@ def _append(ops: Ops, layer: DecoderLayer, qkv: Tensor, step: LayerStep) -> Tens
         heads = _rotated(ops, layer, heads, cos, sin, target.kv_heads)
         cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
     return ops.kv.append(heads, cos, sin, step.slots, target)
+
+
+def _rotated_queries(ops: Ops, layer: DecoderLayer, queries: Tensor, step: LayerStep) -> Tensor:
+    """The queries [tokens, heads, dim], normalised and rotated. The layer stores no keys."""
+    heads = queries.view(len(queries), -1, layer.dim)
+    assert layer.query_norm is not None
+    heads = ops.norm.rms(heads, layer.query_norm, layer.eps, layer.offset)
+    rotate = ops.rope.neox if layer.rotation == "neox" else ops.rope.interleaved
+    return rotate(heads, heads[:, :1].clone(), *step.rotations[layer.rotation_index])[0]
 
 
 def _rotated(ops: Ops, layer: DecoderLayer, heads: Tensor, cos: Tensor, sin: Tensor, kv_heads: int) -> Tensor:

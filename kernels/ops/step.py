@@ -103,6 +103,7 @@ class LayerStep(NamedTuple):
     other_places: tuple[Places, ...] = ()
     state_rows: StateRows | None = None  # None: no layer has a recurrent state, or the step is traced
     run_scan: RunScan = run_scan
+    layer_inputs: Tensor | None = None  # [layers, tokens, dim] an input of its own for each layer
 
     @property
     def is_plain(self) -> bool:
@@ -125,5 +126,6 @@ class LayerStep(NamedTuple):
     def only_sampled(self) -> LayerStep:
         """The step reduced to the tokens of `sampled`, whose keys and values are in the cache already."""
         assert self.sampled is not None
-        _, rows, adapters = self.sampled
-        return self._replace(rows=rows, slots=self.slots[:0], adapters=adapters, sampled=None)
+        tokens, rows, adapters = self.sampled
+        inputs = None if self.layer_inputs is None else self.layer_inputs.index_select(1, tokens)
+        return self._replace(rows=rows, slots=self.slots[:0], adapters=adapters, sampled=None, layer_inputs=inputs)

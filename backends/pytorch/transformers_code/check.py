@@ -101,7 +101,7 @@ def _ours(folder: Path) -> tuple[list[Tensor], bool]:
         heads, dim = config.cache_shape[1:]
         pages = PagedKV(config.num_layers, PAGES, PAGE, heads, (dim, dim), torch.float32, "cpu")
         pages.clear()
-        kv = GroupedKV([pages], [0] * config.num_layers)
+        kv = GroupedKV([pages], [0], [0] * config.num_layers, [0] * config.num_layers)
         logits: list[list[Tensor]] = [[] for _ in LENGTHS]
         for rows in STEPS:
             for (row, _, _), part in zip(rows, _run(model, kv, rows, config.vocab_size), strict=True):

@@ -89,6 +89,15 @@ VALUES: dict[str, Any] = {
     "scoring_func": None,
     "moe_layer_freq": 1,
     "mlp_layer_types": None,
+    "global_head_dim": 24,
+    "num_global_key_value_heads": 8,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 500,
+    "enable_moe_block": True,
+    "top_k_experts": 3,
     "use_bias": True,
     "clip_qkv": None,
     "position_embedding_type": "rope",
@@ -146,6 +155,11 @@ BETA = {"llama_4_scaling_beta": 0.2}
 MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
 ATTENTION = {"layer_types": ["attention"] * 8, "mamba_n_heads": 4}
 NO_EXPERTS = {"num_experts": None}
+PROPORTIONAL = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+GEMMA_4 = {"num_experts_per_tok": None, "use_bidirectional_attention": None}
 LAYERS = ["full_attention", "sliding_attention"] * 4
 HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 4}
 PARTIAL = {**MROPE, "partial_rotary_factor": 0.5, "rope_theta": 500.0}
@@ -184,6 +198,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 8},
     ],
     "gemma": [{}, {"hidden_act": "gelu", "rope_theta": None}],
+    "gemma4_text": [
+        {**GEMMA_4, "layer_types": LAYERS},
+        {**GEMMA_4, "enable_moe_block": False, "attention_k_eq_v": False, "num_kv_shared_layers": 1},
+        {**GEMMA_4, "use_bidirectional_attention": "vision", "rope_parameters": PROPORTIONAL},
+    ],
     "glm": [{}, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}],
     "glm4_moe_lite": [
         {**DEEPSEEK, "head_dim": None, "first_k_dense_replace": 1},
