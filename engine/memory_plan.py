@@ -82,6 +82,11 @@ class MemoryPlan:
         """Bytes of KV cache for `parallel` sequences of `context` positions."""
         return self._bytes(-(-context // self.page_size), parallel)
 
+    def window_savings(self, context: int, parallel: int = 1) -> int:
+        """Bytes of KV cache that the layers with a window do not need, because they keep only their window."""
+        pages = parallel * -(-context // self.page_size)
+        return pages * self.window.page_bytes - self.window.bytes(pages, parallel)
+
     def _bytes(self, pages: int, parallel: int) -> int:
         """Bytes of KV cache for `parallel` sequences of `pages` pages each."""
         count = parallel * pages

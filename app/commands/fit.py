@@ -107,6 +107,7 @@ def _print(entry: Fit) -> None:
         ("weights", size(entry.weights)),
         ("adapters", size(entry.adapters)),
         ("KV cache", f"{size(entry.cache)} for {sequences}{entry.context} tokens; limit {size(entry.max_cache)}"),
+        *([("windows", f"save {size(entry.window_savings)} of KV cache")] if entry.window_savings else []),
         ("remaining", f"{size(entry.remaining)} for intermediate results, graphs and other programs"),
         ("context", f"at most {entry.largest_context} tokens{' each' if entry.parallel > 1 else ''}"),
     ]

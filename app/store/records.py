@@ -100,6 +100,7 @@ class Fit(msgspec.Struct, frozen=True):
     tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
     notes: tuple[str, ...] = ()  # texts for the user about settings that this backend does not support
     runs: bool = True  # False: the backend is unavailable or cannot run this model, whatever its size
+    window_savings: int = 0  # KV cache that the layers with a sliding window do not need
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,6 +123,16 @@ def test_layers_with_a_window_keep_little_memory(tmp_path: Path, short_steps: No
     assert canary.BACK < window <= plan.kept_columns(canary.BACK + 1) + 50
 
 
+def test_plan_before_the_load_equals_the_load(tmp_path: Path) -> None:
+    files = read_model(canary.save_windowed(tmp_path, context=4096))
+    options = LoadOptions(max_rows=2, dtype="float32", max_step_tokens=256)
+    runner = mlx.open(files, options)
+    planned = mlx.plan_memory(files, options)
+    assert len(runner.spec.groups) == 2
+    assert runner.spec.cache_bytes == planned.planned_cache < planned.planned_cache + planned.window_savings(4096)
+    runner.close()
+
+
 def shapes_of(config: Any) -> list[LayerShape]:
     size = config.num_kv_heads, config.head_dim, config.head_dim, mx.bfloat16
     return [LayerShape(*size, config.window if kind == "sliding" else 0) for kind in config.layer_kinds]

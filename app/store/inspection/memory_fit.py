@@ -102,6 +102,7 @@ def _fit_on(
         weights=plan.weights,
         adapters=plan.adapters,
         cache=plan.cache_bytes(context, parallel),
+        window_savings=plan.window_savings(context, parallel),
         max_cache=plan.max_cache,
         remaining=plan.remaining,
         tokens_per_second=_speed(backend, plan) if fits else None,

@@ -20,7 +20,7 @@ from localllm.app.worker.faults import app_error
 from localllm.backends import cpu, llamacpp
 from localllm.engine.errors import ModelRefused, ModelTooLarge
 from localllm.engine.files.model_files import ModelFiles, read_model
-from localllm.engine.memory_plan import MemoryPlan
+from localllm.engine.memory_plan import MemoryPlan, WindowPages
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Unavailable
 from tests.backends.gguf_random import write_random
@@ -65,6 +65,30 @@ def test_plan_adds_up() -> None:
     excessive = replace(PLAN, max_pages=10**6, max_positions=10**6)
     assert (excessive.max_cache, excessive.largest_context()) == (600, 30 * 16)
     assert not excessive.fits(30 * 16 + 1)
+
+
+def test_windows_save_cache() -> None:
+    window = WindowPages(page_bytes=15, row_pages=1, step_pages=1)
+    plan = replace(PLAN, page_bytes=5, window=window, max_pages=60, max_window_pages=7)
+    assert (plan.cache_bytes(32), plan.window_savings(32)) == (40, 0)
+    assert (plan.cache_bytes(80), plan.window_savings(80)) == (25 + 30, 45)
+    assert (plan.cache_bytes(80, 3), plan.window_savings(80, 3)) == (75 + 60, 165)
+    assert (PLAN.largest_context(9), plan.largest_context(9)) == (32, 80)
+
+
+def test_fit_names_what_windows_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path, context=8192)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    files = read_model(tmp_path)
+    plan = cpu.plan_memory(files, SMALL)
+    runner = cpu.open(files, SMALL)
+    assert [group.window for group in runner.spec.groups] == [0, 64]
+    assert runner.spec.cache_bytes == plan.planned_cache
+    runner.close()
+    assert main(["fit", str(tmp_path), "--backend", "cpu"]) == 0
+    assert "windows   save " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("quant", ["none", "int8", "int4"])
