@@ -97,6 +97,7 @@ class AttentionLayer:
         sinks: bool = False,  # whether the attention has sinks
         rotation: Rotation = "neox",
         head_norms: tuple[str, str] = ("q_norm", "k_norm"),  # names of the norms of queries and keys
+        unit_head_norms: bool = False,  # whether these norms have no weights
         joint_head_norms: bool = False,  # whether the heads are normalised together; see DecoderLayer
         rotates_first: bool = False,  # whether the heads are rotated before their norms
     ) -> None:
@@ -111,7 +112,12 @@ class AttentionLayer:
         def norm(suffix: str, size: int = width) -> Tensor | None:
             return weights.take(f"{name}.{suffix}.weight", (size,)) if suffix else None
 
+        has_rope = not config.rope_layers or config.rope_layers[index]
         query_norm, key_norm = (f"self_attn.{name}" for name in head_norms) if config.head_norms else ("", "")
+        unit = None
+        if unit_head_norms:
+            query_norm, key_norm = "", ""
+            unit = torch.ones(dim, device=weights.device) if config.head_norms and has_rope else None
         self.kind = config.layer_kinds[index]
         self.prepared = weights.prepare(
             DecoderLayer(
@@ -119,8 +125,8 @@ class AttentionLayer:
                 before_mlp=norm(norms.before_mlp),
                 after_attention=norm(norms.after_attention),
                 after_mlp=norm(norms.after_mlp),
-                query_norm=norm(query_norm, query_width),
-                key_norm=norm(key_norm, key_width),
+                query_norm=norm(query_norm, query_width) if unit is None else unit,
+                key_norm=norm(key_norm, key_width) if unit is None else unit,
                 qkv=weights.linear(
                     [f"{attention}.{projection}" for projection in qkv],
                     inputs if len(qkv) == 3 else [sum(inputs)],
@@ -142,6 +148,7 @@ class AttentionLayer:
                 centred=norms.centred,
                 parallel=norms.parallel,
                 output_gate=config.output_gate,
+                scales_queries=not (has_rope and config.query_scaling and config.query_scaling.only_without_rope),
                 cache_index=config.cache_index(index),
                 rotation_index=rotation_index(config, index),
             )

@@ -42,9 +42,9 @@ class QueryFactors:
 
     def __init__(self, scaling: QueryScaling, context: int, device: str, dtype: torch.dtype) -> None:
         """`dtype`: the dtype of the queries, to which the factors are rounded."""
-        steps = torch.arange(context).div(scaling.positions, rounding_mode="floor")
+        steps = (torch.arange(context) + scaling.offset).div(scaling.positions, rounding_mode="floor")
         self._factors = (1 + scaling.beta * torch.log1p(steps)).to(device, dtype).unsqueeze(1)
-        self._positions = scaling.positions
+        self._positions = scaling.positions - scaling.offset
 
     def rows(self, positions: Tensor, contexts: tuple[int, ...]) -> Tensor | None:
         """The factors [tokens, 1] for `positions` [tokens]; None if all of them are 1. `contexts`: upper bounds of the

@@ -71,6 +71,9 @@ class Family:
     # Default of rope_parameters. With ropes_by_kind, config.json then has no rope field of transformers 4.
     rope: Mapping[str, Any] | None = None
     query_scaling: bool = False  # whether rope_parameters has llama_4_scaling_beta
+    # Whether layers with a rope attend within chunks of attention_chunk_size positions, so that the longest context is
+    # a chunk, and the queries of the other layers have factors (attn_temperature_tuning).
+    chunked: bool = False
     rotary_share: float = 1.0  # default of partial_rotary_factor
     rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     # Other names of a rope kind in files of this architecture -> the kind.
@@ -118,6 +121,10 @@ OPTIONAL = frozenset(
         "no_rope_layers",
         "no_rope_layer_interval",
         "logit_scale",
+        "attention_chunk_size",
+        "attn_temperature_tuning",
+        "attn_scale",
+        "floor_scale",
         "position_embedding_type",
         "rotary_dim",
         "use_bias",
@@ -540,6 +547,43 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 inner=1536,
                 score="sigmoid",
                 renormalise=True,
+            ),
+        ),
+        "llama4_text": Family(
+            max_positions=131_072,
+            vocab=202_048,
+            heads=40,
+            optional=(
+                "attention_bias",
+                "use_qk_norm",
+                "no_rope_layers",
+                "no_rope_layer_interval",
+                "attention_chunk_size",
+                "attn_temperature_tuning",
+                "attn_scale",
+                "floor_scale",
+                "moe_layers",
+                "interleave_moe_layer_step",
+            ),
+            inner_name="intermediate_size_mlp",
+            inner=16_384,
+            kv_heads=8,
+            head_dim=128,
+            norm_eps=1e-5,
+            head_norms=True,
+            layer_names=MappingProxyType({"chunked_attention": "full", "full_attention": "full"}),
+            no_rope_interval=4,
+            chunked=True,
+            theta=500_000.0,
+            eos=(2,),
+            moe=MoeFamily(
+                ("num_local_experts", "num_experts"),
+                experts=16,
+                top_k=1,
+                inner_name="intermediate_size",
+                inner=8192,
+                score="sigmoid",
+                shared_experts=1,
             ),
         ),
         "ministral3": Family(

@@ -105,7 +105,7 @@ def parse_rope_layers(fields: Fields, family: Family, kinds: tuple[LayerKind, ..
 
 def _listed_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
     """Whether each layer has a rope, by no_rope_layers or no_rope_layer_interval."""
-    if "no_rope_layers" in fields:
+    if "no_rope_layers" in fields and not (family.chunked and fields.get("no_rope_layers") == []):
         flags = fields.get("no_rope_layers")
         if not isinstance(flags, list) or len(flags) < layers or not {*map(repr, flags)} <= {"0", "1"}:
             raise fields.refuse("no_rope_layers", f"a list of {layers} numbers, 1 for a layer with a rope, else 0")

@@ -225,7 +225,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=min(positions, MAX_POSITIONS),
+        max_positions=_limited_by_chunk(fields, family, min(positions, MAX_POSITIONS)),
         norm_eps=fields.number(family.norm_eps_name, 1e-12, 1.0, family.norm_eps),
         activation=_activation(fields, family, where),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
@@ -268,6 +268,16 @@ def _refuse_other_models(fields: Fields, family: Family, where: str) -> None:
             raise fields.refuse(key, "absent or null" if value is None else str(value).lower())
     if not family.per_layer and len(fields.table("per_layer_config")):
         raise fields.refuse("per_layer_config", "empty (layers of different shapes are not supported)")
+
+
+def _limited_by_chunk(fields: Fields, family: Family, positions: int) -> int:
+    """The longest context. The layers of Llama 4 that attend within chunks have the first chunk only."""
+    if not family.chunked or fields.null("attention_chunk_size"):
+        return positions
+    chunk = fields.integer("attention_chunk_size", 1, 2**27, 8192)
+    if chunk < positions:
+        fields.warnings.append(f"the context is limited to one chunk of {chunk} tokens (attention_chunk_size)")
+    return min(positions, chunk)
 
 
 def _kv_heads(fields: Fields, family: Family, heads: int) -> int:

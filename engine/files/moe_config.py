@@ -31,6 +31,8 @@ OPTIONAL = frozenset(
         "scoring_func",
         "moe_layer_freq",
         "mlp_layer_types",
+        "moe_layers",
+        "interleave_moe_layer_step",
         "shared_intermediate_size",
         "moe_k",
         "moe_num_experts",
@@ -62,6 +64,7 @@ ERNIE = (
     "moe_norm_min",
 )
 MAX_SUM_LIMIT = 1e-6  # of moe_norm_min: smaller than every sum of the scores of chosen experts
+STEPS = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
 TOP_K = ("num_experts_per_tok", "moe_k", "top_k_experts")
 UNGROUPED = "greedy"  # the value of topk_method that ignores the groups
 
@@ -201,10 +204,14 @@ def _layers(fields: Fields, family: MoeFamily, num_layers: int) -> tuple[bool, .
         if len(names) != num_layers or not set(names) <= {"dense", "sparse"}:
             raise fields.refuse("mlp_layer_types", f"a list of {num_layers} names, each one dense or sparse")
         return tuple(name == "sparse" for name in names)
+    if "moe_layers" in fields:
+        listed = fields.indices("moe_layers")
+        return tuple(layer in listed for layer in range(num_layers))
     first_name = fields.either("first_k_dense_replace", "moe_layer_start_index")
     first = fields.integer(first_name, 0, MAX_EXPERTS, family.dense_layers)
     last = fields.integer("moe_layer_end_index", -1, MAX_EXPERTS, -1)
-    step = fields.integer(fields.either("decoder_sparse_step", "moe_layer_interval"), 1, MAX_EXPERTS, 1)
+    step_name = next((name for name in STEPS if name in fields), STEPS[0])
+    step = fields.integer(step_name, 1, MAX_EXPERTS, 1)
     dense = fields.indices("mlp_only_layers")
     used = range(first, num_layers if last == -1 else last + 1)
     has_experts = []

@@ -31,6 +31,7 @@ TEXT_MODELS: Mapping[str, Multimodal] = MappingProxyType(
         "gemma3": Multimodal(("gemma3_text",), tied=True),
         "gemma4": Multimodal(("gemma4_text",), tied=True),
         "kimi_k25": Multimodal(("kimi_k2", "deepseek_v3"), tied=True),
+        "llama4": Multimodal(("llama4_text",), tied=False),
         "mistral3": Multimodal(("ministral3", "mistral"), tied=True),
         "qwen2_5_vl": Multimodal(("qwen2_5_vl_text",), tied=False, flat=True),
         "qwen2_vl": Multimodal(("qwen2_vl_text",), tied=False, flat=True),

@@ -36,10 +36,12 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class QueryScaling:
-    """Factors of the queries, as in Llama 4: 1 + beta * log(1 + floor(position / positions))."""
+    """Factors of the queries, as in Llama 4: 1 + beta * log(1 + floor((position + offset) / positions))."""
 
     beta: float
-    positions: int  # below this position the factor is 1
+    positions: int  # below this position (plus the offset) the factor is 1
+    offset: int = 0
+    only_without_rope: bool = False  # whether only layers without a rope have the factors
 
 
 def parse_ropes(
@@ -76,6 +78,10 @@ def _theta(fields: Fields, family: Family, table: Fields, kind: LayerKind) -> fl
 
 def parse_query_scaling(fields: Fields, family: Family, ropes: Mapping[LayerKind, Rope]) -> QueryScaling | None:
     """The factors of the queries; None if the architecture has none, or if they are all 1. Raises ModelRefused."""
+    if family.chunked and fields.flag("attn_temperature_tuning", True):
+        beta = fields.number("attn_scale", 0.0, 1e3, 0.1)
+        positions = fields.integer("floor_scale", 1, 2**27, 8192)
+        return QueryScaling(beta, positions, offset=1, only_without_rope=True)
     if not family.query_scaling:
         return None
     table = shared_table(fields, family)[FULL]

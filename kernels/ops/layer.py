@@ -55,6 +55,7 @@ class DecoderLayer:
     centred: bool = False  # whether the norm before attention is a layer norm without a bias
     parallel: bool = False  # whether the MLP has the input of attention, so that both are added to the stream
     rotates_first: bool = False  # whether queries and keys are rotated before query_norm and key_norm
+    scales_queries: bool = True  # whether LayerStep.query_factors multiply the queries
     stores: bool = True  # False: the layer reads the pages of an earlier layer, and `qkv` has the queries only
     tail: Tail | None = None  # computed after the layer
     cache_index: int = 0  # index of the layer's pages in LayerStep.cache
@@ -210,7 +211,7 @@ def _append(ops: Ops, layer: DecoderLayer, qkv: Tensor, step: LayerStep) -> Tens
     if layer.joint_head_norms:
         qkv = _norm_joint_heads(ops, layer, qkv)
     target = layer.append(step)
-    if step.query_factors is not None:
+    if step.query_factors is not None and layer.scales_queries:
         assert layer.query_norm is None, "a norm after the factors would undo them"
         qkv = _multiply_queries(qkv, step.query_factors, 2 * target.kv_heads * layer.dim)
     heads = qkv.view(qkv.shape[0], -1, layer.dim)

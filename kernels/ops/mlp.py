@@ -78,3 +78,22 @@ class Experts(NamedTuple):
         if self.shared_gate is None:
             return result
         return result * torch.sigmoid(self.shared_gate(x, ops, step))
+
+
+class ScaledInputExperts(NamedTuple):
+    """A router, experts whose inputs are multiplied by their scores, and a shared expert (Llama 4)."""
+
+    router: Projection  # hidden -> experts
+    routing: Routing
+    weights: ExpertWeights
+    shared: GatedMlp
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]."""
+        logits = self.router(x, ops, step, torch.promote_types(x.dtype, torch.float32))
+        chosen, scores = ops.moe.route(logits, self.routing, None)
+        scaled = (x.unsqueeze(1) * scores.unsqueeze(2).to(x.dtype)).flatten(0, 1)
+        routed = Routed(chosen.view(-1, 1), torch.ones_like(scores).view(-1, 1))  # each choice is a token of its own
+        results: Tensor = ops.moe.experts(scaled, routed, self.weights)
+        total: Tensor = results.unflatten(0, chosen.shape).sum(1) + self.shared(x, ops, step)
+        return total

@@ -195,5 +195,6 @@ NEW: list[Tiny] = [
         rewrite=as_type("joyai_llm_flash"),
     ),
 ]
-REFUSED_TYPES = ("ernie4_5_moe", "granitemoehybrid")  # architectures of PAGES that mlx-lm does not compute
+# Architectures of PAGES that mlx-lm does not compute
+REFUSED_TYPES = ("ernie4_5_moe", "granitemoehybrid", "llama4_text")
 TWINS = [*NEW, *(page for page in PAGES if page.model_type not in REFUSED_TYPES)]

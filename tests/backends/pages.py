@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tiny import Tiny, as_type
+from .tiny import Tiny, as_type, old_spelling
 from .twin import (
     EXPERTS,
     GEMMA,
@@ -35,6 +35,17 @@ GRANITE_4 = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.2,
     "mamba_n_heads": 4,
+}
+
+LLAMA_4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 56,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 2,
+    "floor_scale": 10,
+    "attention_chunk_size": 128,
 }
 
 PAGES: list[Tiny] = [
@@ -272,5 +283,17 @@ PAGES: list[Tiny] = [
             "num_global_key_value_heads": 4,
             "attention_k_eq_v": True,
         },
+    ),
+    Tiny("llama4_text", "llama4_text", {**LLAMA_4, **LLAMA3}),
+    Tiny(
+        "llama4_text-two-experts",
+        "llama4_text",
+        {**LLAMA_4, "num_experts_per_tok": 2, "interleave_moe_layer_step": 1, "use_qk_norm": False, **rope()},
+    ),
+    Tiny(
+        "llama4_text-published",
+        "llama4_text",
+        {**LLAMA_4, "no_rope_layers": [1, 0, 1, 1], "tie_word_embeddings": True, **rope()},
+        rewrite=old_spelling,
     ),
 ]

@@ -89,6 +89,13 @@ VALUES: dict[str, Any] = {
     "scoring_func": None,
     "moe_layer_freq": 1,
     "mlp_layer_types": None,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 900,
+    "attn_temperature_tuning": True,
+    "attn_scale": 0.2,
+    "floor_scale": 50,
+    "moe_layers": None,
+    "interleave_moe_layer_step": 2,
     "global_head_dim": 24,
     "num_global_key_value_heads": 8,
     "attention_k_eq_v": True,
@@ -160,6 +167,7 @@ PROPORTIONAL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
 GEMMA_4 = {"num_experts_per_tok": None, "use_bidirectional_attention": None}
+LLAMA_4 = {"vocab_size": 210_000, "num_experts": None, "num_local_experts": 6, "no_rope_layers": [0, 1, 1, 1] * 2}
 LAYERS = ["full_attention", "sliding_attention"] * 4
 HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 4}
 PARTIAL = {**MROPE, "partial_rotary_factor": 0.5, "rope_theta": 500.0}
@@ -225,6 +233,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 300, **BETA}},
         {"rope_parameters": {**LINEAR, "original_max_position_embeddings": 300, **BETA}},
         {"rope_scaling": {**YARN, **BETA}},
+    ],
+    "llama4_text": [
+        {**LLAMA_4, "rope_scaling": LLAMA3},
+        {**LLAMA_4, "no_rope_layers": [], "moe_layers": [1, 2], "attn_temperature_tuning": False},
     ],
     "minimax_m2": [{"vocab_size": 220_000, "num_experts": None, "num_local_experts": 12}],
     "mistral": FLAT,
