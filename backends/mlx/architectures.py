@@ -33,8 +33,8 @@ MULTIMODAL: Mapping[str, tuple[str, ...]] = {
 _OTHER_STATES = (
     "afm7 baichuan_m1 bailing_hybrid bailing_moe_linear bailing_moe_v3 deepseek_v32 falcon_h1 falcon_mamba gear "
     "glm_moe_dsa granitemoehybrid jamba kimi_k3 kimi_linear lfm2 lfm2_moe llama4 llama4_text longcat_flash "
-    "longcat_flash_ngram mamba mamba2 minimax_m3_vl nemotron_h olmo_hybrid plamo2 qwen3_5 qwen3_5_moe qwen3_next "
-    "recurrent_gemma rwkv7"
+    "longcat_flash_ngram mamba mamba2 minimax_m3_vl nemotron_h olmo_hybrid plamo2 qwen3_5 qwen3_5_moe qwen3_5_moe_text "
+    "qwen3_5_text qwen3_next recurrent_gemma rwkv7"
 )
 _DIFFERENCES: Mapping[str, str] = {
     "bitnet": "it has only packed weights",

@@ -9,12 +9,13 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from shapes import Shape, Tensor
+from shapes import LONG_MEMORY, Shape, Tensor
 from weights import bfloat16
 
 SAMPLE_BYTES = 1 << 25  # of random blocks, which tensors repeat
@@ -30,6 +31,7 @@ BLOCKS: Mapping[str, tuple[int, Mapping[int, float]]] = {
 # recipe -> format of most tensors, and format of the head
 RECIPES = {"bf16": ("BF16", "BF16"), "q8_0": ("Q8_0", "Q8_0"), "q4_0": ("Q4_0", "Q6_K"), "q4_k_m": ("Q4_K", "Q6_K")}
 NORM = "norm"  # the number 1 in float32
+DECAY = "decay"  # -exp(A_log) in float32, of ssm_a
 
 
 class Stored(NamedTuple):
@@ -52,11 +54,12 @@ def write(shape: Shape, recipe: str, file: Path) -> None:
     end = 0
     for tensor in shape.tensors():
         name = _format(shape, recipe, tensor)
-        kind = gguf.GGMLQuantizationType["F32" if name == NORM else name]
+        kind = gguf.GGMLQuantizationType["F32" if name in (NORM, DECAY) else name]
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         row_bytes = tensor.shape[-1] // per_block * block_bytes
         size = tensor.size // tensor.shape[-1] * row_bytes
-        writer.add_tensor_info(tensor.gguf, (*tensor.shape[:-1], row_bytes), np.dtype(np.uint8), size, raw_dtype=kind)
+        rows = [size for size in tensor.shape[:-1] if size > 1]  # without the input channel of a convolution
+        writer.add_tensor_info(tensor.gguf, (*rows, row_bytes), np.dtype(np.uint8), size, raw_dtype=kind)
         stored.append(Stored(sample_blocks(name, tensor.shape[-1]), end, end + size))
         end += size + -size % gguf.GGUF_DEFAULT_ALIGNMENT
     writer.write_header_to_file()
@@ -76,10 +79,12 @@ def write(shape: Shape, recipe: str, file: Path) -> None:
 def _format(shape: Shape, recipe: str, tensor: Tensor) -> str:
     """The ggml format of a tensor. q4_k_m: values and down projections of the first and last eighth of the layers, and
     of every third layer between them, have six bits."""
+    if tensor.gguf.endswith("ssm_a"):
+        return DECAY
     if len(tensor.shape) == 1:
         return NORM
-    if "ffn_gate_inp" in tensor.gguf:
-        return "F32"  # a router
+    if "ffn_gate_inp" in tensor.gguf or "ssm_conv1d" in tensor.gguf:
+        return "F32"  # a router, or a convolution
     most, head = RECIPES[recipe]
     if tensor.gguf == ("token_embd.weight" if shape.tied else "output.weight"):
         return head
@@ -96,7 +101,8 @@ def _make_writer(shape: Shape, file: Path) -> Any:
     """A writer of gguf that has the metadata of the model, and no tensors."""
     import gguf
 
-    writer = gguf.GGUFWriter(file, shape.model_type.replace("_", ""))
+    name = shape.model_type.removesuffix("_text").replace("_", "")
+    writer = gguf.GGUFWriter(file, name)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(shape.vocab)
     writer.add_context_length(shape.positions)
@@ -107,14 +113,30 @@ def _make_writer(shape: Shape, file: Path) -> Any:
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim // (4 if shape.delta else 1))
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.top_k)
         writer.add_expert_feed_forward_length(shape.inner)
+    if shape.shared:
+        writer.add_expert_shared_feed_forward_length(shape.shared)
+    if shape.delta:
+        writer.add_rope_dimension_sections(_rope_sections(shape.head_dim // 8))
+        writer.add_full_attention_interval(shape.delta.interval)
+        writer.add_ssm_conv_kernel(shape.delta.width)
+        writer.add_ssm_state_size(shape.delta.dim)
+        writer.add_ssm_group_count(shape.delta.key_heads)
+        writer.add_ssm_time_step_rank(shape.delta.value_heads)
+        writer.add_ssm_inner_size(shape.delta.value_heads * shape.delta.dim)
     return writer
+
+
+def _rope_sections(pairs: int) -> list[int]:
+    """The pairs of dimensions that the position in time, the row and the column of a picture rotate."""
+    side = pairs // 3
+    return [pairs - 2 * side, side, side, 0]
 
 
 def _repeat(file: int, begin: int, tensor: Stored) -> None:
@@ -129,8 +151,8 @@ def sample_blocks(name: str, in_features: int) -> NDArray[np.uint8]:
     product with `in_features` inputs stays finite: their standard deviation is about 1 / sqrt(in_features)."""
     random = np.random.default_rng(0)
     deviation = in_features**-0.5
-    if name == NORM:
-        return np.ones((SAMPLE_BYTES // 4, 1), np.float32).view(np.uint8)
+    if name in (NORM, DECAY):
+        return np.full((SAMPLE_BYTES // 4, 1), 1 if name == NORM else -exp(LONG_MEMORY), np.float32).view(np.uint8)
     if name in ("F32", "BF16"):
         values = random.standard_normal(SAMPLE_BYTES // 4, np.float32) * np.float32(deviation)
         return (values if name == "F32" else bfloat16(values))[:, None].view(np.uint8)

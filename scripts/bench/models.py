@@ -177,7 +177,8 @@ def load_options(model: Model, files: ModelFiles, is_gpu: bool, options: argpars
     config = parse_config(SHAPES[model.shape].config()) if model.is_gguf else files.config
     parts, heads, dim = config.cache_shape
     itemsize = 2 if is_gpu else 4
-    return load | {"cache_bytes": pages * page_bytes(PAGE, heads, dim, config.num_layers, itemsize, parts)}
+    page = page_bytes(PAGE, heads, dim, len(config.attention_layers), itemsize, parts)
+    return load | {"cache_bytes": max(pages * page + 2 * rows * config.state_bytes, 4 * rows * config.state_bytes)}
 
 
 def _lengths(job: Job) -> list[int]:

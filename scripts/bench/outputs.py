@@ -40,6 +40,7 @@ class WrongOutput(Exception):
 def compare(backend: Backend, shape: Shape, files: ModelFiles, quant: Quant) -> Answer:
     """The differences of log-probabilities from the references. Raises WrongOutput if one is larger than BOUNDS."""
     cache_bytes = 16 * sum(LENGTHS) * shape.layers * shape.kv_heads * shape.head_dim
+    cache_bytes += 4 * PROMPTS * files.config.state_bytes
     options = LoadOptions(
         quant=quant, context=max(LENGTHS) + PAGE, max_rows=PROMPTS, max_step_tokens=2048, cache_bytes=cache_bytes
     )

@@ -35,8 +35,8 @@ def stand_in(shape: Shape, folder: Path, seed: int = 0) -> ModelFiles:
 
     Files that exist in the folder are used again."""
     tensors: dict[str, StoredTensor] = {}
-    for width, same_width in groupby(sorted(shape.tensors(), key=_width), _width):
-        tensors |= _share(folder / f"{seed}-{width}.bin", list(same_width), seed)
+    for (width, fill), alike in groupby(sorted(shape.tensors(), key=_values), _values):
+        tensors |= _share(folder / f"{seed}-{width}-{fill:g}.bin", list(alike), seed)
     (folder / "config.json").write_text(json.dumps(shape.config()), "utf-8")
     return _model(shape, folder, tensors)
 
@@ -51,19 +51,20 @@ def _model(shape: Shape, folder: Path, tensors: dict[str, StoredTensor]) -> Mode
     return ModelFiles(folder, shape.name, parse_config(shape.config()), in_order, (), {})
 
 
-def _width(tensor: Tensor) -> int:
-    """The input features of a matrix; 0 for a norm."""
-    return tensor.shape[-1] if len(tensor.shape) > 1 else 0
+def _values(tensor: Tensor) -> tuple[int, float]:
+    """(input features, 0) of a matrix; (0, the values) of a vector."""
+    return (tensor.shape[-1], 0.0) if len(tensor.shape) > 1 else (0, tensor.fill)
 
 
-def _share(file: Path, same_width: list[Tensor], seed: int) -> dict[str, StoredTensor]:
-    """Write the values of all matrices of one width, or of all norms. Returns the place of each tensor."""
-    largest = max(tensor.size for tensor in same_width)
+def _share(file: Path, alike: list[Tensor], seed: int) -> dict[str, StoredTensor]:
+    """Write the values of all matrices of one width, or of vectors with equal values. Returns the place of each
+    tensor."""
+    largest = max(tensor.size for tensor in alike)
     spare = min(RANDOM_VALUES, largest)
     if not file.exists():
-        _write(file, _width(same_width[0]), spare, largest + spare, seed)
+        _write(file, *_values(alike[0]), spare, largest + spare, seed)
     places = {}
-    for number, tensor in enumerate(same_width):
+    for number, tensor in enumerate(alike):
         first = number * STAGGER % (largest + spare - tensor.size + 1) // ALIGNMENT * ALIGNMENT
         start = first * 2  # bytes
         for name, stored in tensor.stored():
@@ -73,11 +74,13 @@ def _share(file: Path, same_width: list[Tensor], seed: int) -> dict[str, StoredT
     return places
 
 
-def _write(file: Path, width: int, values: int, length: int, seed: int) -> None:
-    """Write `length` numbers by repeating `values` numbers: ones for width 0, else normal values, so small that a
+def _write(file: Path, width: int, fill: float, values: int, length: int, seed: int) -> None:
+    """Write `length` numbers by repeating `values` numbers: `fill` for width 0, else normal values, so small that a
     product with `width` inputs stays finite."""
     random = np.random.default_rng([seed, width])
-    numbers = random.standard_normal(values, np.float32) / np.float32(width**0.5) if width else np.ones(values, "f4")
+    numbers = np.full(values, fill, "f4")
+    if width:
+        numbers = random.standard_normal(values, np.float32) / np.float32(width**0.5)
     bits = bfloat16(numbers)
     part = file.with_suffix(".part")
     with part.open("wb") as out:

@@ -199,6 +199,7 @@ class Conformance(Offers):
     backend: str
     same_bits = True
     page = PAGE
+    save_adapter = staticmethod(canary.save_adapter)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -216,7 +217,7 @@ class Conformance(Offers):
         if not runner.spec.num_adapters:
             pytest.skip(f"{cls.backend} loads no adapters")
         root = tmp_path_factory.mktemp("adapters")
-        folders = [canary.save_adapter(root / str(shift), shift) for shift in range(1, canary.KEYS)]
+        folders = [cls.save_adapter(root / str(shift), shift) for shift in range(1, canary.KEYS)]
         return [Adapter(folder.name, str(folder), read_adapter(folder).version) for folder in folders]
 
     @pytest.fixture
@@ -228,7 +229,7 @@ class Conformance(Offers):
     def test_one_request(self, planned: Runner) -> None:
         talk, prompt = Conversation(planned), canary.prompt(1, LENGTH, seed=1)
         talk.submit("a", prompt, 150)
-        assert talk.finish() == {"a": canary.walk(prompt, 150)}
+        assert talk.finish() == {"a": self.walk(prompt, 150)}
         assert talk.finishes == {"a": "length"}
 
     @pytest.mark.parametrize("longest", [1, 5, PAGE - 1, PAGE, PAGE + 1])
@@ -236,7 +237,7 @@ class Conformance(Offers):
         planned.spec = replace(planned.spec, max_tokens=longest)
         talk, prompt = Conversation(planned), canary.prompt(2, 70, seed=2)
         talk.submit("a", prompt, 30)
-        assert talk.finish() == {"a": canary.walk(prompt, 30)}
+        assert talk.finish() == {"a": self.walk(prompt, 30)}
 
     def test_prefix_hit_equals_cold_run(self, planned: Runner) -> None:
         talk = Conversation(planned)
@@ -249,8 +250,8 @@ class Conformance(Offers):
         talk.submit("again", prompt, 40)
         talk.submit("branch", other, 40)
         talk.finish()
-        assert talk.tokens["cold"] == talk.tokens["again"] == canary.walk(prompt, 40)
-        assert talk.tokens["branch"] == canary.walk(other, 40)
+        assert talk.tokens["cold"] == talk.tokens["again"] == self.walk(prompt, 40)
+        assert talk.tokens["branch"] == self.walk(other, 40)
         assert talk.cached["cold"] == 0
         assert talk.cached["again"] >= hit
         assert talk.cached["branch"] >= hit
@@ -259,7 +260,7 @@ class Conformance(Offers):
         talk, prompt = Conversation(planned), canary.prompt(4, 45, seed=5)
         for name in "abcd":
             talk.submit(name, prompt, 60)
-        expected = canary.walk(prompt, 60)
+        expected = self.walk(prompt, 60)
         assert talk.finish() == dict.fromkeys("abcd", expected)
 
     @pytest.mark.parametrize("seed", range(4))
@@ -277,7 +278,7 @@ class Conformance(Offers):
                 talk.engine.cancel(str(rng.choice(list(prompts))))
             talk.step()
         for name, prompt in prompts.items():
-            assert talk.tokens[name] == canary.walk(prompt, len(talk.tokens[name])), name
+            assert talk.tokens[name] == self.walk(prompt, len(talk.tokens[name])), name
         assert set(talk.finishes) == set(prompts)
         assert sum(reason == "length" for reason in talk.finishes.values()) > 8
 
@@ -292,7 +293,7 @@ class Conformance(Offers):
         prompts = {f"r{number}": canary.prompt(number % canary.KEYS, length, seed=number) for number in range(8)}
         for name, prompt in prompts.items():
             talk.submit(name, prompt, 90)
-        assert talk.finish() == {name: canary.walk(prompt, 90) for name, prompt in prompts.items()}
+        assert talk.finish() == {name: self.walk(prompt, 90) for name, prompt in prompts.items()}
         if planned.spec.groups:
             assert talk.engine.stats().preemptions > 0
 
@@ -310,7 +311,7 @@ class Conformance(Offers):
             talk.submit(name, prompt, 40, replace(hot, seed=seed))
             talk.step()
         assert talk.finish() == solo
-        assert solo["r0"] != canary.walk(prompts["r0"], 40), "this temperature should not be greedy"
+        assert solo["r0"] != self.walk(prompts["r0"], 40), "this temperature should not be greedy"
 
     def test_logprobs_come_from_the_raw_logits(self, planned: Runner) -> None:
         talk, prompt = Conversation(planned), canary.prompt(1, LENGTH, seed=1)
@@ -320,7 +321,7 @@ class Conformance(Offers):
         talk.engine.submit(Request("b", tuple(canary.prompt(2, LENGTH, seed=9)), 3))
         while talk.engine.has_work:
             actual += [delta for delta in talk.engine.step() if delta.request_id == "a"]
-        expected = canary.walk(prompt, 1)[0]
+        expected = self.walk(prompt, 1)[0]
         first = actual[0].logprobs[0]
         assert first.token == 7, "the bias wins"
         assert first.top[0][0] == expected, "but is not in the log-probabilities"
@@ -335,14 +336,14 @@ class Conformance(Offers):
             ].tolist()
             result = runner.run(batch_of(runner, [Row(prompt, 0, pages)])).result()
             token = int(result.tokens[0])
-            assert token == canary.walk(prompt, 1)[0]
+            assert token == self.walk(prompt, 1)[0]
             result = runner.run(batch_of(runner, [Row([token], 60, pages)])).result()
-            assert int(result.tokens[0]) == canary.walk(prompt, 2)[1]
+            assert int(result.tokens[0]) == self.walk(prompt, 2)[1]
 
     def test_rows_in_any_order(self, runner: Runner, spec: RunnerSpec) -> None:
         prompts = [canary.prompt(key, 25 + 7 * key, seed=key) for key in range(canary.KEYS)]
         rows = [Row(prompt, 0, range(1 + 8 * at, 9 + 8 * at)) for at, prompt in enumerate(prompts)]
-        expected = [canary.walk(prompt, 1)[0] for prompt in prompts]
+        expected = [self.walk(prompt, 1)[0] for prompt in prompts]
         for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
             result = runner.run(batch_of(runner, [rows[at] for at in order])).result()
             assert result.tokens.tolist() == [expected[at] for at in order]
@@ -354,7 +355,7 @@ class Conformance(Offers):
         padding = Row([0], 0, [0], Want.NOTHING)
         prompt = canary.prompt(4, 30, seed=7)
         rows = [padding, Row(prompt, 0, range(1, 7)), padding, padding]
-        token, following = canary.walk(prompt, 2)
+        token, following = self.walk(prompt, 2)
         result = runner.run(batch_of(runner, rows)).result()
         assert (result.tokens.tolist(), result.row_starts.tolist()) == ([token], [0, 0, 1, 1, 1])
         decode = [Row([token], 30, range(1, 7)), padding, padding]
@@ -378,7 +379,7 @@ class Conformance(Offers):
                 )
             )
         )
-        second_known = canary.walk(prompts[1], 1)
+        second_known = self.walk(prompts[1], 1)
         results = [steps[0].result().tokens.tolist()]  # at most two steps are in flight, as in the engine
         steps.append(
             runner.run(
@@ -393,7 +394,7 @@ class Conformance(Offers):
             )
         )
         results += [step.result().tokens.tolist() for step in steps[1:]]
-        walks = [canary.walk(prompt, 3) for prompt in prompts]
+        walks = [self.walk(prompt, 3) for prompt in prompts]
         assert results[0] == [walk[0] for walk in walks]
         assert tuple(results[1]) == (walks[2][1], walks[0][1])
         assert results[2] == [walks[1][1], walks[0][2], walks[2][2]]
@@ -403,11 +404,11 @@ class Conformance(Offers):
         runner.run(batch_of(runner, [Row(one, 0, range(1, 7)), Row(two, 0, range(7, 13))])).result()
         swap = [(page, page + 6) for page in range(1, 6)] + [(page + 6, page) for page in range(1, 6)]
         rows = [
-            Row(canary.walk(one, 1), 40, [*range(7, 12), 20]),
-            Row(canary.walk(two, 1), 40, [*range(1, 6), 21]),
+            Row(self.walk(one, 1), 40, [*range(7, 12), 20]),
+            Row(self.walk(two, 1), 40, [*range(1, 6), 21]),
         ]
         result = runner.run(batch_of(runner, rows, swap)).result()
-        assert result.tokens.tolist() == [canary.walk(one, 2)[1], canary.walk(two, 2)[1]]
+        assert result.tokens.tolist() == [self.walk(one, 2)[1], self.walk(two, 2)[1]]
 
     def test_hidden_states_on_demand(self, runner: Runner, spec: RunnerSpec) -> None:
         prompt = canary.prompt(1, 30, seed=1)
@@ -417,7 +418,7 @@ class Conformance(Offers):
             Row(prompt[:9], 0, range(13, 18), Want.NOTHING),
         ]
         result = runner.run(batch_of(runner, rows)).result()
-        assert result.tokens[1] == canary.walk(prompt, 1)[0]
+        assert result.tokens[1] == self.walk(prompt, 1)[0]
         assert result.hidden is not None
         assert result.hidden.shape[0] == 2
         assert result.hidden.dtype == np.float32
@@ -453,7 +454,7 @@ class Conformance(Offers):
             for shift, adapter in enumerate((None, *adapters[:2])):
                 name = f"{key}-{shift}"
                 talk.submit(name, prompt, 30, adapter=adapter)
-                expected[name] = canary.walk(canary.under(prompt, shift), 30)
+                expected[name] = self.walk(canary.under(prompt, shift), 30)
             talk.step()
         assert talk.finish() == expected
 
@@ -466,7 +467,7 @@ class Conformance(Offers):
             talk.engine.register_adapter(adapter)
             name = f"{shift}-{len(talk.tokens)}"
             talk.submit(name, prompt, 30, adapter=adapter)
-            assert talk.finish()[name] == canary.walk(canary.under(prompt, shift), 30)
+            assert talk.finish()[name] == self.walk(canary.under(prompt, shift), 30)
             assert (talk.cached[name] > 0) == (name == "1-2")
 
     def test_scale_is_part_of_the_namespace(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
@@ -475,7 +476,7 @@ class Conformance(Offers):
         prompt = canary.prompt(3, LENGTH, seed=5)
         for name, scale, shift in (("one", 1.0, 1), ("none", 0.0, 0), ("again", 1.0, 1)):
             talk.submit(name, prompt, 30, adapter=adapters[0], adapter_scale=scale)
-            assert talk.finish()[name] == canary.walk(canary.under(prompt, shift), 30)
+            assert talk.finish()[name] == self.walk(canary.under(prompt, shift), 30)
 
     def test_more_adapters_than_slots(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
         """Requests wait for a slot, and an adapter that was evicted is loaded again."""
@@ -489,5 +490,5 @@ class Conformance(Offers):
             prompt = canary.prompt(number % canary.KEYS, LENGTH, seed=number)
             name = f"{number}-{len(expected)}"
             talk.submit(name, prompt, 12, adapter=names[number])
-            expected[name] = canary.walk(canary.under(prompt, 1 + number % 4), 12)
+            expected[name] = self.walk(canary.under(prompt, 1 + number % 4), 12)
         assert talk.finish() == expected

@@ -336,12 +336,12 @@ def test_fp8_cache_is_refused_if_unsupported(tmp_path: Path) -> None:
 
 def test_attention_outputs_are_shared_by_shape_and_dtype() -> None:
     answers = BreakOutputs()
-    largest = answers.of(torch.ones(8, 2, 4)[:, :, :3].mT, 2)
+    largest = answers.of(torch.ones(8, 2, 4)[:, :, :3].mT, 3, 2)
     assert (largest.shape, largest.is_contiguous(), largest.any().item()) == ((8, 3, 2), True, False)
-    small = answers.of(torch.zeros(5, 3, 7), 2)
+    small = answers.of(torch.zeros(5, 3, 7), 3, 2)
     assert (small.shape, small.data_ptr()) == ((5, 3, 2), largest.data_ptr())
     for shape, dtype in (((8, 4, 2), torch.float32), ((8, 3, 4), torch.float32), ((8, 3, 2), torch.bfloat16)):
-        other = answers.of(torch.zeros(shape, dtype=dtype), shape[2])
+        other = answers.of(torch.zeros(shape, dtype=dtype), *shape[1:])
         assert (other.shape, other.dtype) == (shape, dtype)
         assert other.data_ptr() != largest.data_ptr()
 

@@ -55,6 +55,12 @@ REFUSED = {
     "gpt_oss-yarn": "parameters not in model",
     "qwen2_moe-window": "parameters not in model",  # dense layers
     "qwen3_moe-window": "use_sliding_window is True",
+    "qwen3_next": "store other states than keys and values",
+    "qwen3_next-published": "store other states than keys and values",
+    "qwen3_5": "store other states than keys and values",
+    "qwen3_5_moe": "store other states than keys and values",
+    "qwen3_5_text": "store other states than keys and values",
+    "qwen3_5_moe_text": "store other states than keys and values",
 }
 
 

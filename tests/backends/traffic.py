@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ class Traffic:
     count: int
     adapter: Adapter
     seed: int
+    walk: Callable[[Sequence[int], int], list[int]] = canary.walk
 
     def check(self, runner: Runner, *, overlap: bool) -> None:
         """Check that the runner draws no wrong token, and that the cache loses no page."""
@@ -37,7 +39,7 @@ class Traffic:
                 shift = 2 * int(rng.random() < 0.3)
                 name = f"r{len(expected)}"
                 length = int(rng.integers(1, 45))
-                expected[name] = canary.walk(canary.under(prompt, shift), length)
+                expected[name] = self.walk(canary.under(prompt, shift), length)
                 talk.submit(name, prompt, length, adapter=self.adapter if shift else None)
             if expected and rng.random() < 0.05:
                 talk.engine.cancel(str(rng.choice(list(expected))))
@@ -53,3 +55,5 @@ class Traffic:
         check_cache(cache, [])
         cache.evict_all()
         assert [len(group.pool) for group in cache._groups] == [group.num_pages for group in runner.spec.groups]
+        states = cache._states
+        assert (states.num_used, len(states._free_snapshots)) == (0, runner.spec.num_snapshots)
