@@ -7,6 +7,7 @@ request has the id of the request. A request ends with exactly one Finished or F
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from .errors import BY_CODE, AppError
 from .purpose import Purpose
 
 MAX_FRAME = 64 * 2**20
+READ_BYTES = 2**18  # maximum size of one read
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -304,21 +306,10 @@ class Stats(Frame):
 
 
 ToWorker = Load | Generate | Embed | Cancel | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats | Shutdown
-FromWorker = (
-    Loading
-    | Loaded
-    | LoadFailed
-    | Started
-    | Piece
-    | Embedded
-    | Finished
-    | Failed
-    | Tokens
-    | Text
-    | AdapterLoaded
-    | AdapterUnloaded
-    | Stats
+OfRequest = (  # frames with the id of a request
+    Started | Piece | Embedded | Finished | Failed | Tokens | Text | AdapterLoaded | AdapterUnloaded | Stats
 )
+FromWorker = Loading | Loaded | LoadFailed | OfRequest
 
 
 def _encoded(value: Any) -> str:
@@ -356,6 +347,46 @@ async def _read_body(reader: asyncio.StreamReader) -> bytes:
 async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker:
     """The next frame for a worker. Raises asyncio.IncompleteReadError if the daemon has ended."""
     return _to_worker.decode(await _read_body(reader))
+
+
+class FromWorkerReader:
+    """Reads the frames of a worker, several at a time: each wait for a frame of its own would cost more than the
+    frame."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._buffer = bytearray()
+
+    async def read(self) -> Iterator[FromWorker]:
+        """At least one frame. Raises asyncio.IncompleteReadError if the worker has ended.
+
+        The iterator raises ValueError for a frame of a wrong size, msgspec.DecodeError for bytes that are no frame.
+        """
+        while len(self._buffer) < self._end(0):
+            data = await self._reader.read(READ_BYTES)
+            if not data:
+                raise asyncio.IncompleteReadError(bytes(self._buffer), None)
+            self._buffer += data
+        return self._complete()
+
+    def _end(self, start: int) -> int:
+        """The end of the frame that begins at `start`; without its length, that of the length. Raises ValueError."""
+        if len(self._buffer) < start + 4:
+            return start + 4
+        length = int.from_bytes(self._buffer[start : start + 4], "big")
+        if not 0 < length <= MAX_FRAME:
+            raise ValueError(f"a frame of {length} bytes is outside the limits: 1 to {MAX_FRAME}")
+        return start + 4 + length
+
+    def _complete(self) -> Iterator[FromWorker]:
+        """The complete frames of the buffer, which are removed from it."""
+        start = 0
+        try:
+            while (end := self._end(start)) <= len(self._buffer) and end > start + 4:
+                yield _from_worker.decode(self._buffer[start + 4 : end])
+                start = end
+        finally:
+            del self._buffer[:start]
 
 
 async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker:

@@ -53,8 +53,8 @@ def named_event(value: msgspec.Struct) -> bytes:
 def event(value: object) -> bytes:
     """One server-sent event."""
     body = _encode(value)
-    for raw, escaped in _BREAKS:
-        if raw in body:
+    if not body.isascii():
+        for raw, escaped in _BREAKS:
             body = body.replace(raw, escaped)
     return b"data: " + body + b"\n\n"
 
@@ -143,6 +143,7 @@ class ChatAnswer:
         self._logprobs = logprobs
         self._usage = usage
         self._choices = [_Choice() for _ in range(choices)]
+        self._event = Chunk(**self._head, choices=[], usage=_no_usage(usage))  # filled for each event
 
     def opening(self) -> bytes:
         role = Delta(role="assistant", content="")
@@ -175,7 +176,8 @@ class ChatAnswer:
         return _encode(ChatCompletion(**self._head, choices=choices, usage=usage))
 
     def _chunk(self, choice: ChunkChoice) -> bytes:
-        return event(Chunk(**self._head, choices=[choice], usage=_no_usage(self._usage)))
+        self._event.choices = [choice]
+        return event(self._event)
 
     def _full_choice(self, index: int, choice: _Choice) -> ChatChoice:
         text = "".join(choice.text)
@@ -217,6 +219,7 @@ class CompletionAnswer:
         self._reports = [TextLogprobs([], [], [], []) for _ in range(choices)]
         self._offsets = [TextOffsets() for _ in range(choices)]
         self._best = best
+        self._event = TextCompletion(**self._head, choices=[], usage=_no_usage(usage))  # filled for each event
 
     def opening(self) -> bytes:
         return b""
@@ -224,11 +227,13 @@ class CompletionAnswer:
     def part(self, choice: int, piece: Piece) -> bytes:
         if not (piece.text or piece.logprobs or piece.finish):
             return b""
-        report = TextLogprobs([], [], [], [])
-        self._add(report, choice, piece)
         self._choices[choice].finish = piece.finish
-        part = TextChoice(choice, piece.text, self._shown(report), piece.finish)
-        return event(TextCompletion(**self._head, choices=[part], usage=_no_usage(self._usage)))
+        report = None
+        if self._logprobs:
+            report = TextLogprobs([], [], [], [])
+            self._add(report, choice, piece)
+        self._event.choices = [TextChoice(choice, piece.text, report, piece.finish)]
+        return event(self._event)
 
     def closing(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)

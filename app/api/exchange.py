@@ -201,6 +201,10 @@ class _Tally:
                 return [(self._first_choice[piece.id] + piece.choice, piece) for piece in pieces]
         return []
 
+    def wake(self) -> None:
+        """Let `take` raise TimeoutError if it waits."""
+        self._stream.wake()
+
     def _add(self, end: Finished) -> None:
         if end.cancelled:  # the engine is closing: the daemon reads no replies of requests that it cancels itself
             raise Stopping("the engine cancelled the request")
@@ -248,24 +252,24 @@ async def _stream(
     deadline = keep_alive.Deadline()
     await send({"type": "http.response.start", "status": 200, "headers": stream_headers(answer.framing, headers)})
     await write(answer.opening())
-    while True:
-        data = b""
-        try:
-            async with deadline.timeout():
+    with deadline.watch(tally.wake):
+        while True:
+            data = b""
+            try:
                 pieces = await tally.take()
-            data = b"".join(answer.part(choice, piece) for choice, piece in pieces)
-            if not pieces:
-                await write(answer.closing(tally.usage), more=False)
-                return "ok"
-        except TimeoutError:
-            pass
-        except AppError as error:
-            await write(answer.failure(explain(error)), more=False)
-            return error.code
-        if not data and deadline.passed:  # pieces may arrive that have no data for the client
-            data = answer.framing.idle
-        if data:
-            await write(data)
+                data = b"".join([answer.part(choice, piece) for choice, piece in pieces])
+                if not pieces:
+                    await write(answer.closing(tally.usage), more=False)
+                    return "ok"
+            except TimeoutError:
+                pass
+            except AppError as error:
+                await write(answer.failure(explain(error)), more=False)
+                return error.code
+            if not data and deadline.passed:  # pieces may arrive that have no data for the client
+                data = answer.framing.idle
+            if data:
+                await write(data)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -8,6 +8,8 @@ its own status.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 COMMENT = b": keep-alive\n\n"
 SECONDS = 15.0  # maximum time between two writes of a stream
@@ -27,6 +29,23 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return self._loop.time() >= self._time
+
+    @contextmanager
+    def watch(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Until the end of the block, call `wake` when the time has passed. One timer serves all writes: a timer for
+        each write would cost as much as the write."""
+
+        def check() -> None:
+            nonlocal timer
+            if self.passed:
+                wake()
+            timer = self._loop.call_at(self._loop.time() + SECONDS if self.passed else self._time, check)
+
+        timer = self._loop.call_at(self._time, check)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def timeout(self) -> asyncio.Timeout:
         """A context manager that raises TimeoutError at this time."""

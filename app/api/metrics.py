@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from ..frames import Piece, Stats
 
@@ -47,19 +49,14 @@ class Metrics:
             buckets=FIRST_TOKEN_SECONDS,
             registry=self._registry,
         )
-        self._between = Histogram(
-            "localllm_inter_token_seconds",
-            "Seconds between tokens of a request",
-            ["model"],
-            buckets=BETWEEN_TOKENS_SECONDS,
-            registry=self._registry,
-        )
+        self._between = _Intervals()
+        self._registry.register(self._between)
 
     def watch(self, model: str) -> Watch:
         """A Watch for a request that arrives now."""
         return Watch(
             first=self._first.labels(model),
-            between=self._between.labels(model),
+            between=self._between.of(model),
             tokens_in=self._tokens_in.labels(model),
             tokens_out=self._tokens_out.labels(model),
         )
@@ -74,7 +71,7 @@ class Metrics:
 class Watch:
     """Measures the times between the pieces of one request, and counts its tokens."""
 
-    def __init__(self, *, first: Histogram, between: Histogram, tokens_in: Counter, tokens_out: Counter) -> None:
+    def __init__(self, *, first: Histogram, between: _Counts, tokens_in: Counter, tokens_out: Counter) -> None:
         self._first = first
         self._between = between
         self._tokens_in = tokens_in
@@ -91,7 +88,7 @@ class Watch:
             key = (piece.id, piece.choice)
             previous = self._choices.get(key)
             if previous is not None:
-                self._between.observe((now - previous) / piece.tokens)
+                self._between.add((now - previous) / piece.tokens)
             elif not self._choices:
                 self._first.observe(now - self._arrived)
                 self._first_time = now
@@ -105,6 +102,41 @@ class Watch:
     def tokens(self, prompt: int, generated: int) -> None:
         self._tokens_in.inc(prompt)
         self._tokens_out.inc(generated)
+
+
+class _Counts:
+    """The intervals of one model, counted in buckets."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BETWEEN_TOKENS_SECONDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def report(self) -> tuple[list[tuple[str, float]], float]:
+        """The cumulative counts with their upper bounds, and the sum in seconds."""
+        bounds = [*map(str, BETWEEN_TOKENS_SECONDS), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True)), self._sum
+
+
+class _Intervals:
+    """The histogram of the seconds between tokens. One of the library costs more for a token than the token's event."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Counts] = {}
+
+    def of(self, model: str) -> _Counts:
+        return self._models.setdefault(model, _Counts())
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "localllm_inter_token_seconds", "Seconds between tokens of a request", labels=["model"]
+        )
+        for model, counts in self._models.items():
+            family.add_metric([model], *counts.report())
+        yield family
 
 
 class _Snapshot:

@@ -46,6 +46,7 @@ class Stream:
         self._unstarted = set(ids)
         self._replies: list[Reply] = []
         self._unread = 0
+        self._woken = False
         self._error: AppError | None = None
         self._news = asyncio.Event()
         self._on_close = on_close
@@ -64,21 +65,39 @@ class Stream:
             raise self._error
 
     async def take(self) -> list[Reply]:
-        """All unread replies; waits until there is one. Empty after the last reply. Raises the error of the stream."""
+        """All unread replies; waits until there is one. Empty after the last reply. Raises the error of the stream, or
+        TimeoutError after `wake`."""
         while not self._replies:
             if self._error:
                 raise self._error
             if not self.running:
                 return []
+            if self._woken:
+                self._woken = False
+                raise TimeoutError
             await self._wait()
         replies = self._replies
         self._replies = []
         self._unread = 0
+        self._woken = False
         return replies
+
+    def wake(self) -> None:
+        """Let a call of `take` that waits, or the next one, raise TimeoutError unless there are replies."""
+        self._woken = True
+        self._news.set()
 
     def put(self, frame: FromWorker) -> None:
         """Add a frame that the worker sent for one of the request ids."""
         match frame:
+            case Piece():
+                self._replies.append(frame)
+                self._unread += 1
+                if frame.logprobs:
+                    self._unread += sum(1 + len(entry.top) for entry in frame.logprobs)
+                if self._unread > MAX_UNREAD and not self._error:
+                    self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
+                    self._on_close(self)
             case Started():
                 self._unstarted.discard(frame.id)
                 self.prompt_tokens += frame.prompt_tokens
@@ -87,12 +106,6 @@ class Stream:
             case Failed():
                 self.fail(frame.fault.error())
                 self.running.discard(frame.id)
-            case Piece():
-                self._replies.append(frame)
-                self._unread += 1 + sum(1 + len(entry.top) for entry in frame.logprobs)
-                if self._unread > MAX_UNREAD and not self._error:
-                    self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
-                    self._on_close(self)
             case Embedded():
                 self._replies.append(frame)
             case Finished() | Tokens() | Text() | AdapterLoaded() | AdapterUnloaded() | Stats():

@@ -28,7 +28,7 @@ from .. import children, frames
 from ..api.models import Progress, Request
 from ..api.stream import Stream
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
-from ..frames import AskStats, Cancel, FromWorker, Load, Loading, ModelInfo, Stats
+from ..frames import AskStats, Cancel, FromWorker, Load, Loading, ModelInfo, OfRequest, Stats
 from .worker_log import copy_output, log_name
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker")
@@ -258,8 +258,12 @@ class WorkerProcess:
         """Handle the frames of the worker until the worker ends. `loaded` gets the result of the load."""
         error: AppError | None = None
         try:
+            source = frames.FromWorkerReader(reader)
             while error is None:
-                error = self._handle(await frames.read_from_worker(reader), loaded)
+                for frame in await source.read():
+                    error = self._handle(frame, loaded)
+                    if error is not None:
+                        break
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._find_reason()
         except (msgspec.DecodeError, ValueError) as problem:
@@ -274,6 +278,8 @@ class WorkerProcess:
     def _handle(self, frame: FromWorker, loaded: asyncio.Future[ModelInfo]) -> AppError | None:
         """Handle one frame. If it is the last frame, returns the error for the open requests, otherwise None."""
         match frame:
+            case frames.Piece():  # most frames
+                self._deliver(frame)
             case Loading():
                 self._stage = frame
                 self._progressed.set()
@@ -294,10 +300,14 @@ class WorkerProcess:
                 # The worker is about to exit and must get no more requests.
                 return self.expected_end or WorkerDied(frame.fault.message, hint=self._log_hint)
             case _:
-                stream = self._streams.get(frame.id)
-                if stream is not None:
-                    stream.put(frame)
+                self._deliver(frame)
         return None
+
+    def _deliver(self, frame: OfRequest) -> None:
+        """Pass a frame to the stream of its request, if that still runs."""
+        stream = self._streams.get(frame.id)
+        if stream is not None:
+            stream.put(frame)
 
     async def _find_reason(self) -> None:
         """Find the reason of a crash in the output of the process, if the output ends soon."""
