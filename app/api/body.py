@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import difflib
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +21,8 @@ READ_SECONDS = 60.0  # maximum time between two chunks of a body
 # A body that is too large is read and dropped up to these limits, before the connection closes.
 MAX_DISCARDED = 2**23  # bytes
 DISCARD_SECONDS = 2.0
+# Content-Encoding -> parameter of zlib; None: not compressed.
+ENCODINGS: Mapping[bytes, int | None] = {b"identity": None, b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 LARGE = 2**16  # bytes; a thread decodes a larger body, so that the event loop serves other requests
 
 
@@ -154,16 +157,39 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
             if more:
                 await _discard(receive, MAX_DISCARDED)
             raise too_large
-    return b"".join(chunks)
+    raw = b"".join(chunks)
+    window = ENCODINGS[_encoding(headers)]
+    return raw if window is None else await asyncio.to_thread(_decompressed, raw, window, limit)
+
+
+def _encoding(headers: dict[bytes, bytes]) -> bytes:
+    return headers.get(b"content-encoding", b"identity").strip().lower()
+
+
+def _decompressed(raw: bytes, window: int, limit: int) -> bytes:
+    """The body in a compressed one. Raises BodyTooLarge if it exceeds `limit` bytes, or InvalidRequest."""
+    decompressor = zlib.decompressobj(window)
+    try:
+        body = decompressor.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not what Content-Encoding says: {error}") from None
+    if len(body) > limit:
+        raise BodyTooLarge(f"the body exceeds the limit of {limit} bytes", hint="send less text in one request")
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidRequest("the compressed body is cut short, or other bytes follow it")
+    return body
 
 
 def _check_media(headers: dict[bytes, bytes]) -> None:
-    """Raises UnsupportedMedia unless the headers announce JSON without compression."""
+    """Raises UnsupportedMedia unless the headers announce JSON, compressed or not."""
     media = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media != b"application/json":
         raise UnsupportedMedia("the body must be JSON, with Content-Type: application/json")
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise UnsupportedMedia("compressed bodies are not supported")
+    if _encoding(headers) not in ENCODINGS:
+        raise UnsupportedMedia(
+            f"Content-Encoding {_encoding(headers)[:40].decode('latin-1')!r} is not supported",
+            hint="use gzip or deflate, or send the body as it is",
+        )
 
 
 async def _read_chunk(receive: Receive) -> tuple[bytes, bool]:

@@ -59,7 +59,7 @@ IGNORED: Mapping[str, Ignored] = {
     "options.mirostat_eta": Ignored(_OFF),
     "options.mirostat_tau": Ignored(_OFF),
     "options.num_keep": Ignored("A conversation is never cut."),
-    "priority": Ignored("The daemon serves its clients in a fair order.", (0,)),
+    "priority": Ignored("Requests run in the order in which they arrive.", (0,)),
     "prompt_cache_key": Ignored(_CACHE),
     "prompt_cache_options": Ignored(_CACHE),
     "prompt_cache_retention": Ignored(_CACHE),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -73,7 +75,7 @@ async def test_chunks_are_joined(size: int) -> None:
         (b"content-encoding", b"br", False),
     ],
 )
-async def test_only_uncompressed_json_is_accepted(header: bytes, value: bytes, good: bool) -> None:
+async def test_other_media_are_refused(header: bytes, value: bytes, good: bool) -> None:
     if good:
         assert (await read(Client(b"{}"), (header, value))) == Small()
     else:
@@ -155,3 +157,27 @@ def test_error_names_the_field(text: bytes, kind: type[AppError], param: str | N
     assert type(refused.value) is kind
     assert (refused.value.param, refused.value.hint) == (param, hint)
     assert refused.value.message.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [(b"gzip", gzip.compress), (b"X-GZip", gzip.compress), (b"deflate", zlib.compress), (b"identity", bytes)],
+)
+async def test_compressed_bodies(encoding: bytes, compress: Callable[[bytes], bytes]) -> None:
+    client = Client(compress(b'{"text": "abc"}'))
+    assert (await read(client, (b"content-encoding", encoding))).text == "abc"
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (gzip.compress(b"[" * LIMIT * 100), BodyTooLarge),
+        (gzip.compress(b"{}")[:-3], InvalidRequest),
+        (gzip.compress(b"{}") + b"x", InvalidRequest),
+        (b"{}", InvalidRequest),
+        (b"", InvalidRequest),
+    ],
+)
+async def test_wrong_compressed_bodies_are_refused(raw: bytes, error: type[AppError]) -> None:
+    with pytest.raises(error):
+        await read(Client(raw), (b"content-encoding", b"gzip"))

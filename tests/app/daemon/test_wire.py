@@ -80,10 +80,15 @@ BAD_BYTES: dict[str, tuple[bytes, int, str]] = {
     "NUL in a name": (post(chat_body(model="a\0b")), 404, "model_not_found"),
     "no type": (post(chat_body(), head=""), 415, "unsupported_media_type"),
     "text": (post(chat_body(), head="Content-Type: text/plain\r\n"), 415, "unsupported_media_type"),
-    "gzip": (
-        post(chat_body(), head="Content-Type: application/json\r\nContent-Encoding: gzip\r\n"),
+    "zstd": (
+        post(chat_body(), head="Content-Type: application/json\r\nContent-Encoding: zstd\r\n"),
         415,
         "unsupported_media_type",
+    ),
+    "no gzip": (
+        post(chat_body(), head="Content-Type: application/json\r\nContent-Encoding: gzip\r\n"),
+        400,
+        "invalid_request",
     ),
     "too large": (post(b"x" * (2**20 + 1)), 413, "request_too_large"),
     "says it is too large": (
