@@ -34,18 +34,19 @@ class Deadline:
     def watch(self, wake: Callable[[], None]) -> Iterator[None]:
         """Until the end of the block, call `wake` when the time has passed. One timer serves all writes: a timer for
         each write would cost as much as the write."""
+        timers: list[asyncio.TimerHandle] = []
 
         def check() -> None:
-            nonlocal timer
             if self.passed:
                 wake()
-            timer = self._loop.call_at(self._loop.time() + SECONDS if self.passed else self._time, check)
+            later = self._loop.time() + SECONDS if self.passed else self._time
+            timers[:] = [self._loop.call_at(later, check)]
 
-        timer = self._loop.call_at(self._time, check)
+        check()
         try:
             yield
         finally:
-            timer.cancel()
+            timers[0].cancel()
 
     def timeout(self) -> asyncio.Timeout:
         """A context manager that raises TimeoutError at this time."""
