@@ -41,7 +41,7 @@ test: $(VENV)/.dev build lint
 # All tests with coverage, and the checks that are too slow for CI: the wheel with its CUDA kernels (if nvcc is installed),
 # the address sanitizer, the kernels on aarch64 (if its compiler and an emulator are installed), and the complete exam of
 # guide, which lists the facts that changed since its training.
-test-all: $(VENV)/.dev build lint
+test-all: $(VENV)/.dev build/clients/.made build lint
 	! command -v nvcc >/dev/null || $(MAKE) wheel
 	scripts/test --all
 	! command -v nvcc >/dev/null || $(BIN)/python -m scripts.cuda_resources
@@ -49,6 +49,14 @@ test-all: $(VENV)/.dev build lint
 	scripts/sanitize
 	scripts/aarch64
 	$(BIN)/python -m scripts.train_guide.evaluate
+
+# Client libraries of agents, whose requirements are not those of .venv.
+CLIENTS := tests/app/daemon/clients/requirements.txt
+
+build/clients/.made: $(CLIENTS)
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --disable-pip-version-check --quiet --requirement $(CLIENTS)
+	@touch $@
 
 # torch_npu, beside the packages of .venv, over a fake of CANN that gcc compiles: tests/npu/conftest.py.
 test-npu: $(VENV)/.dev

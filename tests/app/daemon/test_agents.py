@@ -14,47 +14,16 @@ import anthropic
 import openai
 import pytest
 
-from localllm.app.chat.calls.records import FORMATS
-from localllm.app.chat.calls.writing import example
-from localllm.app.daemon.process import COMMAND
-
-from ..chat.template.call_templates import template_of
-from ..script_model import Markers, write_script_model
+from .agent_model import ANSWER, CALLS, MODEL, PARAMETERS, PLAN, QUESTION, RESULTS, serve
 from .conftest import Daemon
 
-HERMES = FORMATS[0]
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-    "required": ["city", "days"],
-}
-CALLS = [("get_weather", {"city": "Tromsø 🙂", "days": 30}), ("get_weather", {"city": "Rome", "days": 3})]
-PLAN = "I will look at both."
-ANSWER = "Snow in Tromsø, sun in Rome."
-QUESTION = "How is the weather?"
-RESULTS = {"Tromsø 🙂": "snow", "Rome": "sun"}
-# The last message selects the script.
-SCRIPTS = {QUESTION: f"{PLAN}\n{example(HERMES, CALLS)}", "sun": ANSWER, "stop": "one END two"}
-MODEL = "test/script"
 GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}  # Anthropic's client has no such parameter
 Turn = tuple[str, list[tuple[str, dict[str, Any]]]]  # the text and the calls of an answer
 
 
 @pytest.fixture(scope="module")
 def daemon(short_folder: Callable[[], Path]) -> Iterator[Daemon]:
-    folder = short_folder()
-    repo = folder / "hub/models--test--script"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text("0123456789abcdef")
-    markers = Markers(("<tool_call>", "</tool_call>"))
-    write_script_model(
-        repo / "snapshots" / "0123456789abcdef", SCRIPTS, template_of(HERMES), markers=markers, preferred=['"', "}"]
-    )
-    env = {"TEST_WORKER": json.dumps(COMMAND), "OMP_NUM_THREADS": "1"}
-    daemon = Daemon(folder, env=env, backend="cpu", dtype="float32", cache_mib=16, max_rows=8, threads=1)
-    yield daemon
-    assert daemon.stop() == 0, daemon.log
-    assert "Traceback" not in daemon.log, daemon.log
+    yield from serve(short_folder())
 
 
 @pytest.fixture(scope="module")
