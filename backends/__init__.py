@@ -60,6 +60,12 @@ def probe_all() -> list[DeviceInfo | Unavailable]:
     return [load(name).probe() for name in ORDER]
 
 
+def code_of(backend: Backend, files: ModelFiles) -> str:
+    """The code of another library that computes the model, for display; empty if the backend does not say so."""
+    code = getattr(backend, "code", None)
+    return "" if code is None else str(code(files))
+
+
 def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
     """The named backend. For AUTO: the first backend in ORDER that is available and accepts the model files; for GGUF
     files always FOR_GGUF.

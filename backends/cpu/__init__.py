@@ -10,6 +10,7 @@ from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_flags, cpu_name, features, limit_spinning, memory
 from ..pytorch.models import accepts as accepted_by_torch
+from ..pytorch.models import code as code
 from .kernels import kernels
 
 name = "cpu"

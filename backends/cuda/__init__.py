@@ -14,6 +14,7 @@ from ...kernels.gpu.architectures import read_architectures, require_code
 from ...kernels.gpu.limits import gpu_limits
 from ...kernels.triton.problem import compiler_problem, triton_problem
 from ..pytorch.models import accepts as accepted_by_torch
+from ..pytorch.models import code as code
 from .driver import Driver, DriverFailed
 
 name = "cuda"

@@ -13,6 +13,7 @@ from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..pytorch.gpu.installation import Unusable
 from ..pytorch.models import accepts as accepted_by_torch
+from ..pytorch.models import code as code
 from .gpus import DRIVER
 from .installation import rocm, triton_problem, visible
 

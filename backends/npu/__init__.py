@@ -10,6 +10,7 @@ from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..pytorch.models import accepts as accepted_by_torch
+from ..pytorch.models import code as code
 from .driver import DriverFailed, first
 from .installation import REAL, package_version, problem, start
 

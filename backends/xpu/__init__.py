@@ -14,6 +14,7 @@ from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import memory as main_memory
 from ..pytorch.gpu.installation import Unusable
 from ..pytorch.models import accepts as accepted_by_torch
+from ..pytorch.models import code as code
 from .installation import triton_problem, visible
 
 name = "xpu"

@@ -280,7 +280,9 @@ def backend_verdicts(files: ModelFiles | None, problem: str) -> tuple[BackendVer
             verdicts.append(BackendVerdict(name, False, device.reason, available=False))
             continue
         refusal = problem or (backend.accepts(files) if files is not None else "")
-        verdicts.append(BackendVerdict(name, not refusal, refusal or device.name))
+        code = "" if files is None else backends.code_of(backend, files)
+        says = ", ".join(filter(None, (device.name, code)))
+        verdicts.append(BackendVerdict(name, not refusal, refusal or says))
     return tuple(verdicts)
 
 

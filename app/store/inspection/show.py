@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....engine.errors import ModelRefused
+from ....engine.files.families import FAMILIES
 from ....engine.files.model_files import ModelFiles, read_model
 from ... import config
 from .. import listing, preferences
@@ -20,6 +21,7 @@ from ..resolved import stored
 from .models import embeddings_of, gguf_facts, licence
 
 GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
+OTHER_CODE = "transformers' code, on Apple silicon mlx-lm: localllm has no code of its own for this architecture"
 
 
 def show(name: str) -> ModelFacts:
@@ -59,7 +61,11 @@ def _of_kind(ref: ModelRef, entry: ListedModel, problems: list[str]) -> dict[str
         return {}
     facts = {"purpose": entry.purpose, "backend": GGUF_BACKEND if ref.kind == "gguf" else ""}
     files = None if problems else _readable(ref)
-    return facts if files is None else {**facts, "embeddings": embeddings_of(files), "warnings": list(files.warnings)}
+    if files is None:
+        return facts
+    if ref.kind == "model" and files.config.model_type not in FAMILIES:
+        facts["backend"] = OTHER_CODE
+    return {**facts, "embeddings": embeddings_of(files), "warnings": list(files.warnings)}
 
 
 def _stored_file(name: str, path: Path) -> StoredFile:

@@ -22,6 +22,11 @@ def is_native(model_type: str) -> bool:
     return model_type in architectures()
 
 
+def code(files: ModelFiles) -> str:
+    """The code of another library that computes the model; empty if it is ours."""
+    return "" if files.gguf or is_native(files.config.model_type) else "transformers' code"
+
+
 def accepts(files: ModelFiles) -> str:
     """The reason why the torch backends cannot load these files; empty if they can."""
     if files.gguf:

@@ -141,6 +141,15 @@ def test_unsupported_architecture_has_the_reason_of_each_backend(model: Path, tm
     assert result.code == ("modeling_tiny.py", "auto_map in config.json")
 
 
+def test_other_code_is_named(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "tiny"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "apertus"}))
+    says = {verdict.backend: verdict.says for verdict in inspected(folder).backends}
+    assert says["cpu"].endswith(", transformers' code")
+    assert not {verdict.says for verdict in inspected(model).backends if "transformers' code" in verdict.says}
+
+
 def test_adapter_is_described(tmp_path: Path) -> None:
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/base"}
     (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["q_proj"]}))
