@@ -65,6 +65,7 @@ def _of_transformers(files: ModelFiles, device: Device, options: LoadOptions) ->
     try:
         description = describe(files)
         verdict = check(description.config)
+        description = replace(description, fused=verdict.fused)
     except ModelRefused as error:
         raise ModelRefused(str(error), error.hint or gguf_hint(files.name, model_type)) from error
     notes = [f"transformers' code computes this model: localllm has no page for {model_type}"]

@@ -31,6 +31,7 @@ class Description:
     head: str  # name of the output head
     is_tied: bool  # the output head has the weight of the embedding
     top_k: int  # experts of a token; 0: none
+    fused: bool = True  # whether our norms and MLPs replace those of the class
 
 
 def describe(files: ModelFiles) -> Description:

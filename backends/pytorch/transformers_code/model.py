@@ -16,8 +16,9 @@ from transformers.integrations.moe import _default_apply_gate
 from transformers.utils.generic import ModelOutput
 
 from ....kernels.ops import Ops
-from ....kernels.ops.mlp import Gate
+from ....kernels.ops.mlp import Gate, GatedMlp
 from ....kernels.ops.moe import ExpertWeights
+from ....kernels.ops.norm import rms_norm
 from ....kernels.ops.step import Adapters
 from ..experts import ExpertLayout, StackedTensors
 from ..inputs import Step
@@ -26,8 +27,9 @@ from ..weights import Weights
 from .attention import NAME, PLACE, Current, Place
 from .classes import skeleton
 from .describe import Description, name_of
-from .modules import Embedding, Experts, Linear
+from .modules import Embedding, Experts, Linear, Mlp, Norm, Product
 
+_MLP = ("gate_proj", "up_proj", "down_proj")
 ROUTERS = ("gate", "router")  # names of linear layers that are never quantised while loading
 _GATES: Mapping[type, Gate] = MappingProxyType(
     {nn.SiLU: "silu_and_mul", SiLUActivation: "silu_and_mul", nn.GELU: "gelu_and_mul", GELUTanh: "gelu_tanh_and_mul"}
@@ -113,33 +115,82 @@ class _Builder:
         self._head = description.head
         self._embedding = name_of(model, model.get_input_embeddings())
         self._replaced: list[str] = []
+        self._siblings = description.calls.siblings()
+        self._products: dict[str, tuple[Product, int]] = {}  # name of a linear layer -> its product and index
+        self._fused = description.fused
 
-    def replace(self, name: str, module: nn.Module) -> None:
+    def replace(self, name: str, module: Any) -> None:
         """Put our module in the place of one of transformers, if we have one."""
-        ours: nn.Module | None = None
-        if any(name.startswith(f"{each}.") for each in self._replaced):
+        if self._is_replaced(f"{name}."):
             return
+        ours: nn.Module | None = None
         if type(module) is nn.Linear and self._description.calls.linear[name]:
             ours = self._linear(name, module)
         elif isinstance(module, nn.Embedding) and name == self._embedding:
             ours = self._token_embedding(name, module)
         elif _has_our_experts(module):
             ours = self._experts(name, module)
+        elif self._fused and self._is_gated(name, module):
+            ours = self._mlp(name, module)
+        elif self._fused and (offset := norm_offset(module)) is not None:
+            weight = self._take(f"{name}.weight", module.weight.shape)
+            ours = Norm(weight, _eps(module), offset, self._current)
         if ours is not None:
             self._model.set_submodule(name, ours)
             self._replaced.append(name)
 
     def _linear(self, name: str, module: nn.Linear) -> Linear:
-        dtype = torch.float32 if name == self._head else None
         shape = module.out_features, module.in_features
-        if name == self._head and self._description.is_tied:
+        if name == self._head:
+            return self._output_head(name, module)
+        if name not in self._products:
+            group = next((names for names in self._siblings if name in names), [name])
+            layers = [self._model.get_submodule(each) for each in group]
+            if len({layer.bias is None for layer in layers}) > 1 or any(
+                type(layer) is not nn.Linear for layer in layers
+            ):
+                group, layers = [name], [module]
+            product = self._product(group, [layer.out_features for layer in layers], shape[1], module.bias is not None)
+            self._products |= {each: (product, index) for index, each in enumerate(group)}
+        return Linear(*self._products[name], self._current, self._like)
+
+    def _product(self, names: list[str], widths: list[int], in_features: int, bias: bool) -> Product:
+        for each in names:
+            self._convert(f"{each}.weight")
+        quantise = not any(each.rpartition(".")[2] in ROUTERS for each in names)
+        return Product(self._weights.linear(names, widths, in_features, bias, quantise=quantise), widths)
+
+    def _output_head(self, name: str, module: nn.Linear) -> Linear:
+        shape = module.out_features, module.in_features
+        bias = None
+        if self._description.is_tied:
             head = self._weights.tied_head(self._embedding, name, *shape)
             bias = None if module.bias is None else self._weights.take(f"{name}.bias", shape[:1])
-            return Linear(head, self._current, self._like, dtype=dtype, bias=bias)
-        self._convert(f"{name}.weight")
-        quantise = name.rpartition(".")[2] not in ROUTERS
-        projection = self._weights.linear([name], [shape[0]], shape[1], module.bias is not None, quantise=quantise)
-        return Linear(projection, self._current, self._like, dtype=dtype)
+        else:
+            head = self._weights.linear([name], [shape[0]], shape[1], module.bias is not None)
+        return Linear(Product(head, [shape[0]], torch.float32), 0, self._current, self._like, bias)
+
+    def _is_gated(self, name: str, module: Any) -> bool:
+        """Whether the module is a gated MLP with the usual names."""
+        children = dict(module.named_children())
+        if set(children) != {*_MLP, "act_fn"} or type(children["act_fn"]) not in _GATES:
+            return False
+        layers = [children[each] for each in _MLP]
+        called = all(self._description.calls.linear[f"{name}.{each}"] == 1 for each in _MLP)
+        return (
+            called
+            and all(type(layer) is nn.Linear for layer in layers)
+            and len({layer.bias is None for layer in layers}) == 1
+        )
+
+    def _mlp(self, name: str, module: Any) -> Mlp:
+        inner, hidden = module.up_proj.out_features, module.up_proj.in_features
+        bias = module.up_proj.bias is not None
+        for each in _MLP:
+            self._convert(f"{name}.{each}.weight")
+        gate_up = self._weights.linear([f"{name}.{each}" for each in _MLP[:2]], [inner, inner], hidden, bias)
+        down = self._weights.linear([f"{name}.{_MLP[2]}"], [hidden], inner, bias)
+        return Mlp(GatedMlp(gate_up, down, _GATES[type(module.act_fn)]), self._current)
 
     def _token_embedding(self, name: str, module: nn.Embedding) -> Embedding:
         shape = module.num_embeddings, module.embedding_dim
@@ -214,6 +265,28 @@ def _set(model: Any, name: str, value: Tensor) -> None:
         module._parameters[own] = value
     else:
         module._buffers[own] = value
+
+
+def _eps(module: Any) -> float:
+    return float(getattr(module, "variance_epsilon", None) or module.eps)
+
+
+def norm_offset(module: Any) -> float | None:
+    """The number that an RMS norm of transformers adds to its weight; None if the module is no such norm. Compares the
+    results for random numbers."""
+    parameters = dict(module.named_parameters(recurse=False))
+    is_norm = type(module).__name__.endswith("RMSNorm") and set(parameters) == {"weight"}
+    if not is_norm or not (hasattr(module, "variance_epsilon") or hasattr(module, "eps")):
+        return None
+    norm = copy(module)
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(2, module.weight.shape[0], generator=generator)
+    norm._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    result = norm(x.unsqueeze(0))
+    for offset in (0.0, 1.0):
+        if torch.allclose(result, rms_norm(x.unsqueeze(0), weight, _eps(module), offset), atol=1e-5):
+            return offset
+    return None
 
 
 def _has_our_experts(module: Any) -> bool:

@@ -1,44 +1,91 @@
-"""Our modules in place of those of transformers' code: linear layers, the embedding, and experts."""
+"""Our modules in the place of those of transformers' code."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ....kernels.ops.lora import LoraWeights
+from ....kernels.ops.mlp import GatedMlp
 from ....kernels.ops.moe import ExpertWeights, Routed
 from ....kernels.ops.projection import Projection
 from ....kernels.ops.step import HeadStep
 from .attention import Current
 
 
+class Product:
+    """The projection of one input for several linear layers. The first layer that is called computes all of them."""
+
+    def __init__(self, projection: Projection, widths: Sequence[int], dtype: torch.dtype | None = None) -> None:
+        """`widths`: outputs of each layer. `dtype`: of the results; None: of the inputs."""
+        self._projection = projection
+        self._widths = list(widths)
+        self._dtype = dtype
+        self._input: Tensor | None = None
+        self._parts: dict[int, Tensor] = {}  # results that are not read yet
+
+    def part(self, x: Tensor, index: int, current: Current) -> Tensor:
+        """x [..., in_features] -> the outputs of the layer `index`."""
+        if self._input is not x or index not in self._parts:
+            rows = x.reshape(-1, x.shape[-1])
+            out = self._projection(rows, current.ops, HeadStep(current.adapters), self._dtype)
+            self._parts = dict(enumerate(out.view(*x.shape[:-1], out.shape[-1]).split(self._widths, dim=-1)))
+        part = self._parts.pop(index)
+        self._input = x if self._parts else None
+        return part
+
+
 class Linear(nn.Module):
-    """A projection of our weights, in any format and with adapters. `dtype`: of its results; None: of its inputs."""
+    """A linear layer with our weights, in any format and with adapters."""
 
     def __init__(
-        self,
-        projection: Projection,
-        current: Current,
-        like: Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        bias: Tensor | None = None,
+        self, product: Product, index: int, current: Current, like: Tensor, bias: Tensor | None = None
     ) -> None:
-        """`like`: a tensor with the dtype of activations on the device. `bias`: if `projection` lacks it."""
+        """`index`: of the layer in `product`. `like`: a tensor with the dtype of activations on the device. `bias`: if
+        `product` lacks it."""
         super().__init__()
-        self._projection = projection
+        self._product = product
+        self._index = index
         self._current = current
-        self._dtype = dtype
         self.weight = like  # code of transformers reads its dtype and device
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        current = self._current
+        out = self._product.part(x, self._index, self._current)
+        return out if self.bias is None else out + self.bias
+
+
+class Mlp(nn.Module):
+    """A gated MLP with our weights."""
+
+    def __init__(self, mlp: GatedMlp, current: Current) -> None:
+        super().__init__()
+        self._mlp = mlp
+        self._current = current
+
+    def forward(self, x: Tensor) -> Tensor:
+        mlp, current = self._mlp, self._current
+        step = HeadStep(current.adapters)
+        gated = getattr(current.ops.activation, mlp.gate)(mlp.gate_up(x.reshape(-1, x.shape[-1]), current.ops, step))
+        return mlp.down(gated, current.ops, step).view(x.shape)
+
+
+class Norm(nn.Module):
+    """An RMS norm of the last dimension. `offset` is added to the weight."""
+
+    def __init__(self, weight: Tensor, eps: float, offset: float, current: Current) -> None:
+        super().__init__()
+        self.weight = weight
+        self.variance_epsilon = self.eps = eps
+        self._offset = offset
+        self._current = current
+
+    def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out = self._projection(rows, current.ops, HeadStep(current.adapters), self._dtype)
-        if self.bias is not None:
-            out = out + self.bias
-        return out.view(*x.shape[:-1], out.shape[-1])
+        result: Tensor = self._current.ops.norm.rms(rows, self.weight, self.eps, self._offset)
+        return result.view(x.shape)
 
 
 class Embedding(nn.Module):

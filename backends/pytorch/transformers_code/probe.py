@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -35,7 +36,13 @@ class Calls:
 
     attention: list[Attending] = field(default_factory=list)
     linear: Counter[str] = field(default_factory=Counter)  # name of a linear layer -> calls with one row per token
+    inputs: list[tuple[str, Tensor]] = field(default_factory=list)  # the input of each of these calls, in order
     irregular: set[str] = field(default_factory=set)  # linear layers with other calls
+
+    def siblings(self) -> list[list[str]]:
+        """Linear layers that are called once each, one after the other, with the same input."""
+        groups = [[name for name, _ in run] for _, run in groupby(self.inputs, key=lambda call: id(call[1]))]
+        return [names for names in groups if all(self.linear[name] == 1 for name in names)]
 
 
 def probe(config: Any) -> tuple[Any, Calls]:
@@ -78,6 +85,7 @@ def _counter(name: str, calls: Calls) -> Callable[[nn.Module, tuple[Any, ...]], 
         x = inputs[0]
         if x.numel() == TOKENS * x.shape[-1]:
             calls.linear[name] += 1
+            calls.inputs.append((name, x))
         else:
             calls.irregular.add(name)
 
