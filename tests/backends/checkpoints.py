@@ -209,7 +209,9 @@ class Checkpoint:
         random = np.random.default_rng(5)
         for name, tensor in floats.items():
             projection = name.removesuffix(".weight")
-            if tensor.dim() != 2 or any(part in name for part in ("embed", "lm_head", "mlp.gate.")):
+            if tensor.dim() != 2 or any(
+                part in name for part in ("embed", "lm_head", "mlp.gate.", "shared_expert_gate")
+            ):
                 stored[name] = tensor
                 continue
             made, floats[name] = self.make(*tensor.shape, random)

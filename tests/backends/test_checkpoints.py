@@ -59,6 +59,43 @@ def test_checkpoint_equals_its_float_model(
         assert torch.cosine_similarity(result.flatten(), expected.flatten(), dim=0) > 0.99
 
 
+# The formats of 4 bits pack 8 outputs.
+_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rms_norm_eps": 0.05,
+    "head_dim": 16,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_HYBRID_EXPERTS = {**_HYBRID, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_HYBRID_EXPERTS["shared_expert_intermediate_size"] = 56
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("label", "model"),
+    [
+        ("gptq", "qwen3_next"),
+        pytest.param("gptq-order", "qwen3_5_text", marks=pytest.mark.slow),
+        pytest.param("awq", "qwen3_5_text", marks=pytest.mark.slow),
+        pytest.param("awq", "qwen3_next", marks=pytest.mark.slow),
+        pytest.param("compressed-int4", "qwen3_5_text", marks=pytest.mark.slow),
+        pytest.param("compressed-fp8", "qwen3_5_text", marks=pytest.mark.slow),
+        pytest.param("fp8-blocks", "qwen3_next", marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoint_of_a_hybrid_equals_its_float_model(label: str, model: str, tmp_path: Path) -> None:
+    """All projections of the recurrent layers are quantised in the files."""
+    sizes = _HYBRID_EXPERTS if model == "qwen3_next" else _HYBRID
+    replace(BY_LABEL[label], model=model, sizes=sizes).save(tmp_path / "small", tmp_path / "meant")
+    runner, result = logits(tmp_path / "small")
+    _, expected = logits(tmp_path / "meant")
+    assert runner.spec.quant
+    torch.testing.assert_close(result, expected, rtol=0.0, atol=2e-4 * expected.abs().max().item())
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("checkpoint", FLOAT4_CHECKPOINTS, ids=str)
 def test_checkpoint_of_4_bit_floats_equals_its_float_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
