@@ -110,20 +110,5 @@ def _langchain_answer(model: Any) -> str:
     return str(answer)
 
 
-def instructor_messages() -> str:
-    import anthropic
-    import instructor
-    import pydantic
-
-    class Weather(pydantic.BaseModel):
-        city: str
-        days: int
-
-    client = instructor.from_anthropic(anthropic.Anthropic(base_url=URL, api_key="x"))
-    messages = [{"role": "user", "content": "sun"}]
-    answer = client.messages.create(model=MODEL, max_tokens=200, response_model=Weather, messages=messages)
-    return type(answer).__name__
-
-
 if __name__ == "__main__":
     print(globals()[sys.argv[1]]())
