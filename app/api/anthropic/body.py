@@ -112,6 +112,8 @@ class Metadata(WireBody):
 class CountBody(TargetBody, kw_only=True):
     """POST /v1/messages/count_tokens, and the fields that it shares with POST /v1/messages."""
 
+    REFUSED: ClassVar[dict[str, str]] = {"thread": "conversations are not stored: send all messages"}
+
     model: Name
     messages: Messages
     system: Texts | None = None
@@ -121,6 +123,7 @@ class CountBody(TargetBody, kw_only=True):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     context_management: dict[str, Any] | None = None
+    thread: None = None
 
     def ignored_by_template(self, names: Sequence[str]) -> list[str]:
         """The fields of this body that the chat template has no switch for. `names`: those of the frame."""
@@ -152,7 +155,9 @@ class CountBody(TargetBody, kw_only=True):
 class MessagesBody(CountBody, kw_only=True):
     """POST /v1/messages."""
 
-    REFUSED: ClassVar[dict[str, str]] = {"service_tier": "only auto and standard_only are supported"}
+    REFUSED: ClassVar[dict[str, str]] = CountBody.REFUSED | {
+        "service_tier": "only auto and standard_only are supported"
+    }
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]  # the answer also ends where the context of the model is full
     stop_sequences: Annotated[list[StopText], Meta(max_length=16)] | None = None

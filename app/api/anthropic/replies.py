@@ -119,6 +119,7 @@ class MessageErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
     code: str  # this and the fields below are not in Anthropic's API
     param: str | None = None
     hint: str = ""
+    details: dict[str, str] | None = None
 
 
 class MessageError(msgspec.Struct, tag_field="type", tag="error"):
@@ -136,10 +137,21 @@ _TYPES = {
 }
 
 
+# The parameter of an error -> details that Anthropic's client acts on: its tool runner sends all messages then.
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request"}}
+
+
 def error_of(error: AppError) -> MessageError:
     """An error in Anthropic's form."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    detail = MessageErrorDetail(type=kind, message=error.message, code=error.code, param=error.param, hint=error.hint)
+    detail = MessageErrorDetail(
+        type=kind,
+        message=error.message,
+        code=error.code,
+        param=error.param,
+        hint=error.hint,
+        details=_DETAILS.get(error.param or ""),
+    )
     return MessageError(detail)
 
 

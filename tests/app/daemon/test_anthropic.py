@@ -79,6 +79,17 @@ def test_answers_can_be_sent_back(client: anthropic.Anthropic) -> None:
     assert [message["content"] for message in frame["messages"]] == ["be brief", "call", "", "Error: 2", "2", "body"]
 
 
+def test_the_tool_runner_of_the_client(client: anthropic.Anthropic) -> None:
+    @anthropic.beta_tool
+    def add(a: int) -> str:
+        """Adds."""
+        return str(a)
+
+    messages: list[Any] = [{"role": "user", "content": "echo a"}]
+    runner = client.beta.messages.tool_runner(model=MODEL, max_tokens=9, tools=[add], messages=messages)
+    assert blocks(runner.until_done()) == [{"type": "text", "text": "a "}]
+
+
 def test_count_of_tokens(client: anthropic.Anthropic) -> None:
     count = client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": "one two three"}])
     assert count.input_tokens == 3
