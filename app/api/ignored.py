@@ -42,6 +42,7 @@ IGNORED: Mapping[str, Ignored] = {
     "cache_prompt": Ignored(_CACHE, (True,)),
     "client_metadata": Ignored(_LABEL),
     "context_management": Ignored("The daemon removes nothing from the messages."),
+    "diagnostics": Ignored("The daemon reports no misses of the prefix cache."),
     "dry_allowed_length": Ignored(_OFF),
     "dry_base": Ignored(_OFF),
     "dry_penalty_last_n": Ignored(_OFF),

@@ -19,9 +19,7 @@ from ..messages import MAX_MESSAGES, MAX_PARTS, NoItems
 Placed = tuple[str, chat.Message]  # the path in the body, and the message of the chat
 
 
-class CacheControl(WireBody):
-    type: str = "ephemeral"
-    ttl: str | None = None
+CacheControl = dict[str, Any]
 
 
 class TextBlock(WireBody, tag_field="type", tag="text"):

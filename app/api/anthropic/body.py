@@ -105,10 +105,6 @@ class OutputConfig(WireBody):
         return JsonSchemaFormat(SchemaSpec(self.format.schema)) if self.format else None
 
 
-class Metadata(WireBody):
-    user_id: str | None = None
-
-
 class CountBody(TargetBody, kw_only=True):
     """POST /v1/messages/count_tokens, and the fields that it shares with POST /v1/messages."""
 
@@ -165,7 +161,8 @@ class MessagesBody(CountBody, kw_only=True):
     top_p: TopP | None = None
     top_k: TopK | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def converted(self) -> Converted:

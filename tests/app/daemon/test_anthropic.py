@@ -96,16 +96,16 @@ def test_count_of_tokens(client: anthropic.Anthropic) -> None:
 
 
 def test_fields_without_effect_are_named(daemon: Daemon) -> None:
-    text = {"type": "text", "text": "echo a", "cache_control": {"type": "ephemeral"}}
+    text = {"type": "text", "text": "echo a", "cache_control": {"type": "ephemeral", "scope": "global"}}
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": [text]}],
         "thinking": {"type": "enabled", "budget_tokens": 2048},
         "context_management": {"edits": []},
     }
-    answer = body | {"max_tokens": 9, "metadata": {"user_id": "a"}, "service_tier": "auto"}
+    answer = body | {"max_tokens": 9, "metadata": {"user_id": "a"}, "service_tier": "auto", "diagnostics": {}}
     names = {"context_management", "messages.content.cache_control", "thinking.budget_tokens"}
-    for path, sent, more in (("", answer, {"metadata"}), ("/count_tokens", body, set())):
+    for path, sent, more in (("", answer, {"metadata", "diagnostics"}), ("/count_tokens", body, set())):
         reply = daemon.http.post(f"{daemon.url}/v1/messages{path}?beta=true", json=sent)
         assert reply.status_code == 200, reply.text
         assert set(reply.headers["x-localllm-ignored"].split(", ")) == names | more
