@@ -106,8 +106,9 @@ class ResponseRoutes:
         body = body.resolved(self._store)
         converted = body.converted(self._store)
 
+        items = msgspec.json.encode(_listed(identifier, body.own_items()))
+
         def keep(reply: bytes) -> Future[None]:
-            items = msgspec.json.encode(_listed(identifier, body.own_items()))
             return self._store.put(StoredResponse(identifier, body.previous_response_id, reply, items))
 
         def answer(head: Head, stream: Stream) -> Answer:
