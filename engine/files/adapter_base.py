@@ -22,10 +22,15 @@ _FORMATS = frozenset(
 # Families of models whose weights have nothing in common -> words in the names of their models.
 _FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "command": ("command-r", "command-a", "c4ai"),
+        "ernie": ("ernie",),
+        "exaone": ("exaone",),
         "gemma": ("gemma",),
         "glm": ("glm",),
         "granite": ("granite",),
+        "hunyuan": ("hunyuan",),
         "llama": ("llama",),
+        "minimax": ("minimax",),
         "mistral": ("mistral", "ministral", "mixtral", "codestral", "devstral", "magistral", "pixtral"),
         "olmo": ("olmo",),
         "qwen": ("qwen", "qwq"),

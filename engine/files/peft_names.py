@@ -23,7 +23,7 @@ ENDS = {
 }
 
 _WRAPPERS = r"(?:(?:model|language_model|text_model)\.)*"
-_IN_MODEL = re.compile(rf"{_WRAPPERS}(layers\.\d+\..+|embed_tokens(?:\..+)?)")
+_IN_MODEL = re.compile(rf"{_WRAPPERS}(layers\.\d+\..+|(?:embed_tokens|per_layer_model_projection)(?:\..+)?)")
 _HEAD = re.compile(rf"{_WRAPPERS}(lm_head(?:\..+)?)")
 # Parts of multimodal models that see no text: they change no answer to a text.
 _OTHER_PARTS = re.compile(

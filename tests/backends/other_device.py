@@ -22,6 +22,7 @@ from localllm.kernels.ops.streams import InOrder
 
 from . import canary
 from .conformance import BUDGET, Conformance
+from .pages import SLOW_PAGES
 from .tape import Tape
 from .teacher import difference, expected
 from .tiny import TINIES, Tiny
@@ -71,7 +72,7 @@ class TinyModels:
         )
         return difference(open_runner(read_model(folder), options, device, FREE), shape, logits)[0].abs()
 
-    @pytest.mark.parametrize("shape", TINIES, ids=lambda shape: shape.label)
+    @pytest.mark.parametrize("shape", [*TINIES, *SLOW_PAGES], ids=str)
     def test_float32_equals_transformers(self, shape: Tiny, tmp_path: Path) -> None:
         logits = expected(shape, tmp_path)
         for graphs in self.graphs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .tiny import Tiny, as_type, old_spelling
 from .twin import (
     EXPERTS,
@@ -297,3 +299,4 @@ PAGES: list[Tiny] = [
         rewrite=old_spelling,
     ),
 ]
+SLOW_PAGES = [pytest.param(page, marks=pytest.mark.slow) for page in PAGES]  # for the walks of other devices

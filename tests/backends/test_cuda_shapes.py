@@ -16,13 +16,14 @@ from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops import Ops
 
 from .batches import Row
+from .pages import PAGES
 from .shapes import SHAPES
 from .teacher import difference, expected, logprobs
 from .tiny import TINIES, VOCAB, Tiny
 
 BUDGET = LoadOptions(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8)
 LANES = ("library", "triton", "references")
-EVERY = [*SHAPES, *TINIES]
+EVERY = [*SHAPES, *TINIES, *PAGES]
 SPLIT = (
     "llama-d512-h2x1",
     "gemma3-d16-h8x4-w2-tie-ropes",

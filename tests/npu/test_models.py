@@ -20,6 +20,7 @@ from localllm.engine.options import Graphs, LoadOptions
 from localllm.kernels.ops import Ops
 
 from ..backends.conformance import Conversation
+from ..backends.pages import SLOW_PAGES
 from ..backends.teacher import difference, expected
 from ..backends.tiny import TINIES, Tiny
 from .op_cases import OpsOfTorchNpu
@@ -49,7 +50,7 @@ def errors_of(
 
 
 @pytest.mark.parametrize("graphs", ["full", "breakable"])
-@pytest.mark.parametrize("shape", TINIES, ids=lambda shape: shape.label)
+@pytest.mark.parametrize("shape", [*TINIES, *SLOW_PAGES], ids=str)
 def test_float32_equals_transformers(shape: Tiny, graphs: Graphs, tmp_path: Path) -> None:
     """Attention and products of torch_npu have no float32, so references compute them; norms and rotations have."""
     start()

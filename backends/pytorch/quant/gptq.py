@@ -42,8 +42,9 @@ class Gptq:
             zeros = zeros + ONES
         scales = tensors.read(f"{name}.scales", (groups, out_features), STORED)
         check_finite(f"{name}.scales", scales)
-        # A copy: a slice of outputs is strided in the file. A byte has two inputs, the even one in its low bits.
-        data = packed.t().contiguous().view(torch.uint8)
+        # A copy: a slice of outputs is strided in the file, and contiguous() keeps the strides of one row of words. A
+        # byte has two inputs, the even one in its low bits.
+        data = packed.t().clone(memory_format=torch.contiguous_format).view(torch.uint8)
         zero = unpacked(zeros).t().contiguous()
         scale = half_scales(f"{name}.scales", scales.t().contiguous())
         order = read_order(tensors, f"{name}.g_idx", self.config, in_features, ("I32",))
