@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -28,10 +29,31 @@ def peer_uid(connection: socket.socket) -> int:
     return int(struct.unpack_from("II", credentials)[1])
 
 
+class Http(h11.Connection):
+    """h11's connection, which writes the chunks of a body itself: a chunk changes no state, and the checks of h11 would
+    cost more than the token that a chunk has."""
+
+    _is_chunked = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # of overloads
+        if self._is_chunked and type(event) is h11.Data:
+            data = event.data
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        output = super().send(event)
+        self._is_chunked = (
+            isinstance(event, h11.Response) and b"\r\ntransfer-encoding: chunked\r\n" in (output or b"").lower()
+        )
+        return output
+
+
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection with the limits above. Malformed HTTP gets an error in OpenAI's format."""
 
     _head_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = Http(h11.SERVER, MAX_HEAD)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -9,12 +9,13 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import h11
 import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from localllm.app.daemon import connection as connections
-from localllm.app.daemon.connection import HEAD_SECONDS, Connection
+from localllm.app.daemon.connection import HEAD_SECONDS, Connection, Http
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n"
 
@@ -157,3 +158,17 @@ async def test_no_error_follows_a_response_that_has_begun(timers: Timers) -> Non
     assert (transport.written, transport.closed) == (b"", True)
     one.connection_lost(None)
     await settled()
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"5")]])
+def test_bodies_have_the_bytes_of_h11(version: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def sent(connection: h11.Connection) -> list[bytes | None]:
+        connection.receive_data(b"GET / HTTP/%b\r\nHost: a\r\n\r\n" % version)
+        assert isinstance(connection.next_event(), h11.Request)
+        assert isinstance(connection.next_event(), h11.EndOfMessage)
+        response = h11.Response(status_code=200, headers=headers)
+        bodies = [h11.Data(data=data) for data in (b"ab", b"", b"cde")]
+        return [connection.send(event) or b"" for event in (response, *bodies, h11.EndOfMessage())]
+
+    assert sent(Http(h11.SERVER)) == sent(h11.Connection(h11.SERVER))
