@@ -90,6 +90,7 @@ class AttentionLayer:
         index: int,
         *,
         qkv: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
+        out: str = "o_proj",
         mlp: Mlp | None = None,  # None: a dense MLP with the projections `mlp_names`
         mlp_names: MlpNames = MlpNames(),
         norms: Norms = Norms(),
@@ -133,7 +134,7 @@ class AttentionLayer:
                     width,
                     config.qkv_bias,
                 ),
-                out=weights.linear([f"{attention}.o_proj"], [width], out_features[0], config.output_bias),
+                out=weights.linear([f"{attention}.{out}"], [width], out_features[0], config.output_bias),
                 mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size, mlp_names),
                 rotation=rotation,
                 dim=dim,
@@ -176,6 +177,7 @@ class Decoder:
         stream_scale: float = 1.0,  # factor of the scaled embeddings, not rounded
         norm_offset: float = 0.0,
         centred: bool = False,  # whether the final norm is a layer norm
+        norm: str = "model.norm",  # name of the final norm
         layer_inputs: LayerInputs | None = None,
     ) -> None:
         vocab = config.vocab_size
@@ -185,7 +187,7 @@ class Decoder:
         self.dtype = weights.dtype
         self.layers = [build_layer(index) for index in range(config.num_layers)]
         self.stack = weights.prepare_stack([layer.prepared for layer in self.layers])
-        final = "model.norm", config.hidden_size, config.norm_eps
+        final = norm, config.hidden_size, config.norm_eps
         self.norm = CentredNorm(weights, *final) if centred else RMSNorm(weights, *final, norm_offset)
         self.head = (
             weights.tied_head("model.embed_tokens", "lm_head", vocab, hidden)

@@ -17,7 +17,6 @@ from ...engine.files.adapter_files import Factors
 from ...engine.files.adapter_fit import read_for_model
 from ...engine.files.model_config import ModelConfig
 from ...engine.files.moe_config import MoeConfig
-from ...engine.files.recurrent_config import DeltaConfig
 from ...engine.files.tensor_files import StoredTensor
 from ...engine.lora import Adapter
 from ...kernels.ops.lora import Adapted, LoraWeights
@@ -209,8 +208,8 @@ def slot_values(config: ModelConfig, rank: int) -> int:
     dense = _mlp_values(hidden, factor * config.intermediate_size)
     total = 2 * (config.vocab_size + hidden) + len(config.attention_layers) * _attention_values(config)
     projections = PROJECTIONS * config.num_layers + 2
-    if config.delta is not None:
-        total += len(config.state_layers) * _delta_values(hidden, config.delta)
+    if config.recurrent is not None:
+        total += len(config.state_layers) * config.recurrent.adapter_values(hidden)
     has_experts = config.moe.layers if config.moe else (False,) * config.num_layers
     for layer in has_experts:
         total += _routed_values(hidden, config.moe) if layer and config.moe else dense
@@ -235,11 +234,6 @@ def _attention_values(config: ModelConfig) -> int:
     heads = config.num_heads * config.largest_head_dim
     kv_heads = config.num_kv_heads * config.largest_head_dim
     return 3 * hidden + config.query_parts * heads + 2 * kv_heads + heads + hidden
-
-
-def _delta_values(hidden: int, delta: DeltaConfig) -> int:
-    """Numbers of the factors of rank 1 of a Gated DeltaNet: four input projections and an output projection."""
-    return 4 * hidden + delta.channels + delta.values + 2 * delta.value_heads + delta.values + hidden
 
 
 def _mlp_values(hidden: int, inner: int) -> int:

@@ -252,7 +252,7 @@ def _attention_weights(config: ModelConfig) -> int:
         return config.latent.weights(config.hidden_size, config.num_heads)
     heads = (config.query_parts + 1) * config.num_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * heads * config.largest_head_dim
-    return attention if config.delta is None else max(attention, config.delta.weights(config.hidden_size))
+    return max(attention, config.recurrent.weights(config.hidden_size)) if config.recurrent else attention
 
 
 def _attention_values(config: ModelConfig) -> int:
@@ -267,7 +267,7 @@ def _largest_projection(config: ModelConfig) -> int:
     if config.latent is not None:
         return max(config.latent.down_features(config.num_heads), config.num_heads * config.latent.head_dim)
     attention = (config.query_parts * config.num_heads + 2 * config.num_kv_heads) * config.largest_head_dim
-    return attention if config.delta is None else max(attention, config.delta.channels + config.delta.values)
+    return max(attention, config.recurrent.outputs) if config.recurrent else attention
 
 
 def _mlp_values(config: ModelConfig) -> int:

@@ -7,11 +7,13 @@ import torch
 from ...engine.files.families import LayerKind
 from ...engine.files.model_config import ModelConfig
 from ...engine.files.recurrent_config import DeltaConfig
+from ...kernels.ops.conv import ConvMixer, ConvScan
 from ...kernels.ops.delta import DeltaMixer, DeltaScan, Reordered
 from ...kernels.ops.mixer import Mixer, MixerLayer
 from ...kernels.ops.mlp import Mlp
 from ...kernels.ops.projection import Projection
 from .experts import gated_mlp
+from .layers import Norms
 from .weights import Weights
 
 
@@ -19,20 +21,51 @@ class RecurrentLayer:
     """A layer with a recurrent mixer and an MLP."""
 
     def __init__(
-        self, weights: Weights, config: ModelConfig, index: int, mixer: Mixer, *, mlp: Mlp | None, offset: float
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        index: int,
+        mixer: Mixer,
+        *,
+        mlp: Mlp | None,
+        norms: Norms = Norms(),
+        offset: float = 0.0,
     ) -> None:
         """`mlp`: None for a dense MLP. `offset`: added to the weights of the norms."""
         name = f"model.layers.{index}"
         hidden = config.hidden_size
         self.kind: LayerKind = config.layer_kinds[index]
         self.prepared = MixerLayer(
-            before_mixer=weights.take(f"{name}.input_layernorm.weight", (hidden,)),
-            before_mlp=weights.take(f"{name}.post_attention_layernorm.weight", (hidden,)),
+            before_mixer=weights.take(f"{name}.{norms.before_attention}.weight", (hidden,)),
+            before_mlp=weights.take(f"{name}.{norms.before_mlp}.weight", (hidden,)),
             mixer=mixer,
             mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size),
             eps=config.norm_eps,
             offset=offset,
         )
+
+
+def conv_mixer(weights: Weights, config: ModelConfig, index: int) -> ConvMixer:
+    """The short convolution of a layer. Raises ModelRefused for missing or wrong tensors."""
+    conv = config.conv
+    assert conv is not None
+    name = f"model.layers.{index}.conv"
+    hidden = config.hidden_size
+    return ConvMixer(
+        inputs=weights.linear([f"{name}.in_proj"], [conv.outputs], hidden, conv.bias),
+        scan=ConvScan(
+            layer=config.state_layers.index(index),
+            width=conv.channels,
+            weight=_conv_weight(weights, name + ".conv", conv.channels, conv.conv_width),
+            bias=weights.take(f"{name}.conv.bias", (conv.channels,)) if conv.bias else None,
+        ),
+        out=weights.linear([f"{name}.out_proj"], [hidden], conv.channels, conv.bias),
+    )
+
+
+def _conv_weight(weights: Weights, name: str, channels: int, width: int) -> torch.Tensor:
+    """The weight [width, channels] of a causal convolution."""
+    return weights.take(f"{name}.weight", (channels, 1, width)).squeeze(1).t().contiguous()
 
 
 def delta_mixer(weights: Weights, config: ModelConfig, index: int) -> DeltaMixer:
@@ -42,7 +75,7 @@ def delta_mixer(weights: Weights, config: ModelConfig, index: int) -> DeltaMixer
     name = f"model.layers.{index}.linear_attn"
     hidden = config.hidden_size
     heads = delta.value_heads
-    conv = weights.take(f"{name}.conv1d.weight", (delta.channels, 1, delta.conv_width))
+    conv = _conv_weight(weights, f"{name}.conv1d", delta.channels, delta.conv_width)
     inputs, rates = _inputs(weights, delta, hidden, name, conv.device)
     return DeltaMixer(
         inputs=inputs,
@@ -50,7 +83,7 @@ def delta_mixer(weights: Weights, config: ModelConfig, index: int) -> DeltaMixer
         scan=DeltaScan(
             layer=config.state_layers.index(index),
             width=delta.values,
-            weight=conv.squeeze(1).t().contiguous(),
+            weight=conv,
             rates=weights.take(f"{name}.A_log", (heads,)).float().exp(),
             dt_bias=weights.take(f"{name}.dt_bias", (heads,)).float(),
         ),

@@ -16,6 +16,7 @@ LayerKind = Literal["full", "sliding", "recurrent"]
 # Names of layer_types in config.json
 ATTENTION: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "sliding_attention": "sliding"})
 LINEAR: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "linear_attention": "recurrent"})
+CONV: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "conv": "recurrent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Family:
     kv_heads: int = 0  # default of num_key_value_heads; 0: num_attention_heads
     inner_name: str = "intermediate_size"  # name of the field with the inner size of dense MLPs
     inner: int = 0  # default of `inner_name`; 0: no default
+    adjusts_inner: bool = False  # default of block_auto_adjust_ff_dim: whether two thirds of `inner_name` are rounded
     head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
     reads_head_dim: bool = True  # False: always hidden_size / num_attention_heads
     default_of_null_head_dim: bool = True  # False: null means hidden_size / num_attention_heads
@@ -62,6 +64,8 @@ class Family:
     # Default of full_attention_interval: of this number of layers the last one has attention, and the others are
     # recurrent. 0: no layer is recurrent.
     attention_interval: int = 0
+    # Name of the field with the indices of the attention layers, if there are no layer_types.
+    attention_indices: str = "full_attn_idxs"
     layer_types: bool = True  # whether a layer_types field may override these defaults
     # Default of no_rope_layer_interval: of this number of layers the last one has no rope. That layer has a window if
     # the model has one. 0: all layers have a rope.
@@ -95,6 +99,7 @@ class Family:
     # Whether layer_types has the names attention and mamba, and must be present: its absence means Mamba layers.
     mamba: bool = False
     delta: DeltaProjections | None = None  # of Gated DeltaNet in the recurrent layers; None: they have another mixer
+    conv: bool = False  # whether the recurrent layers are short convolutions
     output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
     predicts: bool = False  # whether files may have a layer after the last one, which predicts several tokens at a time
 
@@ -129,11 +134,43 @@ OPTIONAL = frozenset(
         "rotary_dim",
         "use_bias",
         "full_attention_interval",
+        "full_attn_idxs",
+        "tie_embedding",
+        "block_ff_dim",
+        "block_auto_adjust_ff_dim",
+        "block_ffn_dim_multiplier",
+        "block_multiple_of",
         *moe_config.OPTIONAL,
         *latent_config.OPTIONAL,
         *recurrent_config.OPTIONAL,
         *layer_config.FIELDS,
     }
+)
+_LFM2 = Family(
+    max_positions=128_000,
+    vocab=65_536,
+    heads=32,
+    optional=(
+        *recurrent_config.CONV,
+        "full_attn_idxs",
+        "tie_embedding",
+        "block_ff_dim",
+        "block_auto_adjust_ff_dim",
+        "block_ffn_dim_multiplier",
+        "block_multiple_of",
+    ),
+    kv_heads=8,
+    inner=12_288,
+    adjusts_inner=True,
+    norm_eps=1e-5,
+    norm_eps_name="norm_eps",
+    activation_key="",
+    tie=True,
+    head_norms=True,
+    layer_names=CONV,
+    theta=1_000_000.0,
+    eos=(2,),
+    conv=True,
 )
 _HYBRID = ("attention_bias", "full_attention_interval", *recurrent_config.DELTA)
 _QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
@@ -528,6 +565,30 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             eos=(2,),
         ),
         "kimi_k2": _DEEPSEEK_V3,
+        "lfm2": _LFM2,
+        "lfm2_moe": replace(
+            _LFM2,
+            optional=(
+                *recurrent_config.CONV,
+                "tie_embedding",
+                "num_dense_layers",
+                "norm_topk_prob",
+                "routed_scaling_factor",
+            ),
+            fixed=MappingProxyType({"use_expert_bias": True}),
+            inner=7168,
+            adjusts_inner=False,
+            moe=MoeFamily(
+                ("num_experts",),
+                experts=32,
+                top_k=4,
+                inner=1792,
+                score="sigmoid",
+                renormalise=True,
+                dense_layers=2,
+                dense_name="num_dense_layers",
+            ),
+        ),
         "llama": Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
         "minimax_m2": Family(
             max_positions=196_608,

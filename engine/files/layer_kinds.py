@@ -24,6 +24,8 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
         _check_kinds(fields, family, kinds)
     if family.last_full:
         kinds = (*kinds[:-1], FULL)
+    if RECURRENT in kinds and set(kinds) == {RECURRENT}:
+        raise fields.refuse("layer_types", "a list with attention (models without attention are not supported)")
     if "sliding" not in kinds:
         return kinds, 0
     if window:
@@ -68,6 +70,9 @@ def _default_kinds(fields: Fields, family: Family, layers: int, window: int) -> 
     if family.attention_interval:
         interval = fields.integer("full_attention_interval", 1, 2**10, family.attention_interval)
         return tuple(RECURRENT if (layer + 1) % interval else FULL for layer in range(layers))
+    if family.attention_indices in fields:
+        indices = fields.indices(family.attention_indices)
+        return tuple(FULL if layer in indices else RECURRENT for layer in range(layers))
     if family.no_rope_interval:
         return tuple(
             FULL if has_rope or not window else SLIDING for has_rope in _listed_rope_layers(fields, family, layers)

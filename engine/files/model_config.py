@@ -17,7 +17,7 @@ from .layer_kinds import FULL, MAX_POSITIONS, RECURRENT, SLIDING, parse_layer_ki
 from .moe_config import MAX_INNER, MoeConfig, parse_moe
 from .multimodal import TEXT_MODELS, text_values
 from .quantization import Quantization, parse_quantization
-from .recurrent_config import DeltaConfig, StateShapes, parse_delta
+from .recurrent_config import ConvConfig, DeltaConfig, StateShapes, parse_conv, parse_delta
 from .rope_config import QueryScaling, Rope, parse_query_scaling, parse_ropes, shared_table
 
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class ModelConfig:
     multimodal: str = ""  # model_type of the multimodal model that contains this text model; empty: none
     latent: LatentConfig | None = None  # None: attention has heads of keys and values
     delta: DeltaConfig | None = None  # None: no layer is a Gated DeltaNet
+    conv: ConvConfig | None = None  # None: no layer is a short convolution
     output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
     linear: LinearLayers | None = None  # None: the other fields describe the linear layers
     layers: LayerConfig | None = None  # None: the layers differ in their kind at most
@@ -101,9 +102,14 @@ class ModelConfig:
         return tuple(index for index, kind in enumerate(self.layer_kinds) if kind == RECURRENT)
 
     @property
+    def recurrent(self) -> DeltaConfig | ConvConfig | None:
+        """The mixer of the layers `state_layers`; None if no architecture of these layers is set."""
+        return self.delta or self.conv
+
+    @property
     def state_shapes(self) -> StateShapes | None:
         """The state of a sequence in a layer of `state_layers`; None if no architecture of these layers is set."""
-        return None if self.delta is None else self.delta.shapes
+        return None if self.recurrent is None else self.recurrent.shapes
 
     @property
     def state_bytes(self) -> int:
@@ -220,7 +226,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         model_type=model_type,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=fields.integer(family.inner_name, 1, MAX_INNER, family.inner or None),
+        intermediate_size=_inner_size(fields, family),
         num_layers=len(kinds),
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -228,7 +234,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         max_positions=_limited_by_chunk(fields, family, min(positions, MAX_POSITIONS)),
         norm_eps=fields.number(family.norm_eps_name, 1e-12, 1.0, family.norm_eps),
         activation=_activation(fields, family, where),
-        tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
+        tie_embeddings=fields.flag(fields.either("tie_embedding", "tie_word_embeddings"), family.tie),
         qkv_bias=fields.flag("qkv_bias", family.qkv_bias) or bias,
         output_bias=fields.flag("attention_out_bias", bias and family.output_bias),
         head_norms=fields.flag("use_qk_norm", family.head_norms),
@@ -251,6 +257,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         layers=layers,
         query_scaling=parse_query_scaling(fields, family, ropes),
         delta=None if family.delta is None else parse_delta(fields, family.delta),
+        conv=parse_conv(fields, hidden) if family.conv else None,
         output_gate=family.output_gate,
         warnings=tuple(fields.warnings),
     )
@@ -278,6 +285,17 @@ def _limited_by_chunk(fields: Fields, family: Family, positions: int) -> int:
     if chunk < positions:
         fields.warnings.append(f"the context is limited to one chunk of {chunk} tokens (attention_chunk_size)")
     return min(positions, chunk)
+
+
+def _inner_size(fields: Fields, family: Family) -> int:
+    """The inner size of dense MLPs. LFM2 rounds two thirds of the size in config.json."""
+    name = "block_ff_dim" if "block_ff_dim" in fields else family.inner_name
+    inner = fields.integer(name, 1, MAX_INNER, family.inner or None)
+    if not fields.flag("block_auto_adjust_ff_dim", family.adjusts_inner):
+        return inner
+    multiple = fields.integer("block_multiple_of", 1, MAX_INNER, 256)
+    inner = int(fields.number("block_ffn_dim_multiplier", 1e-3, 1e3, 1.0) * int(2 * inner / 3))
+    return -(-inner // multiple) * multiple
 
 
 def _kv_heads(fields: Fields, family: Family, heads: int) -> int:

@@ -41,6 +41,7 @@ OPTIONAL = frozenset(
         "moe_layer_end_index",
         "moe_layer_interval",
         "moe_norm_min",
+        "num_dense_layers",
     }
 )
 CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only supported values, which are those of the op
@@ -107,7 +108,8 @@ class MoeFamily:
     shared_inner: int = 0  # default of `shared_inner_name`; 0: the architecture does not have this field
     shared_name: str = "n_shared_experts"
     shared_experts: int | None = 0  # default of `shared_name`; None: no default; 0: the architecture has no such field
-    dense_layers: int = 0  # default of first_k_dense_replace and moe_layer_start_index
+    dense_layers: int = 0  # default of `dense_name`, or of moe_layer_start_index
+    dense_name: str = "first_k_dense_replace"
     switch: str = ""  # field that must be true for a model with experts; empty: no such field
     optional: bool = False  # whether the number of experts may be 0, which means that all layers are dense
     group_score: GroupScore = "max"
@@ -207,7 +209,7 @@ def _layers(fields: Fields, family: MoeFamily, num_layers: int) -> tuple[bool, .
     if "moe_layers" in fields:
         listed = fields.indices("moe_layers")
         return tuple(layer in listed for layer in range(num_layers))
-    first_name = fields.either("first_k_dense_replace", "moe_layer_start_index")
+    first_name = fields.either(family.dense_name, "moe_layer_start_index")
     first = fields.integer(first_name, 0, MAX_EXPERTS, family.dense_layers)
     last = fields.integer("moe_layer_end_index", -1, MAX_EXPERTS, -1)
     step_name = next((name for name in STEPS if name in fields), STEPS[0])

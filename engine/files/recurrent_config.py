@@ -63,9 +63,44 @@ class DeltaConfig:
         conv = self.conv_width - 1, self.channels
         return StateShapes(conv, (self.value_heads, self.key_dim, self.value_dim))
 
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the largest projection."""
+        return self.channels + self.values
+
     def weights(self, hidden: int) -> int:
         """Number of weights that a token multiplies in one layer."""
         return hidden * (self.channels + self.values + 2 * self.value_heads + self.values)
+
+    def adapter_values(self, hidden: int) -> int:
+        """Numbers of the LoRA factors of rank 1: four input projections and an output projection."""
+        return 4 * hidden + self.channels + self.values + 2 * self.value_heads + self.values + hidden
+
+
+@dataclass(frozen=True, slots=True)
+class ConvConfig:
+    """A short convolution with gates (LFM2): no matrices, only the last inputs of the convolution."""
+
+    channels: int  # the hidden size
+    conv_width: int
+    bias: bool  # of the convolution and of both projections
+
+    @property
+    def shapes(self) -> StateShapes:
+        return StateShapes((self.conv_width - 1, self.channels))
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the largest projection."""
+        return 3 * self.channels
+
+    def weights(self, hidden: int) -> int:
+        """Number of weights that a token multiplies in one layer."""
+        return hidden * 4 * self.channels
+
+    def adapter_values(self, hidden: int) -> int:
+        """Numbers of the LoRA factors of rank 1: an input projection and an output projection."""
+        return 2 * hidden + 4 * self.channels
 
 
 DELTA = (
@@ -76,7 +111,14 @@ DELTA = (
     "linear_num_value_heads",
     "attn_output_gate",
 )
-OPTIONAL = frozenset(DELTA)
+CONV = ("conv_L_cache", "conv_bias")
+OPTIONAL = frozenset((*DELTA, *CONV))
+
+
+def parse_conv(fields: Fields, hidden: int) -> ConvConfig:
+    """The short convolution of LFM2, with the defaults of transformers. Raises ModelRefused."""
+    width = fields.integer("conv_L_cache", 2, MAX_WIDTH, 3)
+    return ConvConfig(channels=hidden, conv_width=width, bias=fields.flag("conv_bias", False))
 
 
 def parse_delta(fields: Fields, projections: DeltaProjections) -> DeltaConfig:

@@ -147,7 +147,7 @@ class Tiny:
             else:
                 parameter.data = 1.0 + noise * 0.2
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.data = torch.randn(buffer.shape, generator=generator) * 0.2
         model.tie_weights()
         model.to(dtype).save_pretrained(folder, max_shard_size=self.shard_size)
@@ -237,7 +237,26 @@ _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 10,
 }
+_LFM2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "norm_eps": 0.01,
+    "tie_word_embeddings": True,
+}
+
+
+def _published_lfm2(config: dict[str, Any]) -> None:
+    """Liquid's spelling of LFM2."""
+    kinds = config.pop("layer_types")
+    config["full_attn_idxs"] = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    config["block_ff_dim"] = config.pop("intermediate_size")
+    config["tie_embedding"] = config.pop("tie_word_embeddings")
+
+
 _DELTA_EXPERTS = {**_EXPERTS, "shared_expert_intermediate_size": 56}
+
+# The labels of models with recurrent states begin so.
+HYBRIDS = ("lfm2", "qwen3_5", "qwen3_next")
 
 TINIES = [
     Tiny("deepseek_v2", "deepseek_v2", {"q_lora_rank": None, "mlp_bias": True, **_LATENT, **_GLM_EXPERTS}),
@@ -280,6 +299,14 @@ TINIES = [
         "deepseek_v3",
         {"q_lora_rank": 20, "rope_interleave": False, "first_k_dense_replace": 3, **_LATENT},
     ),
+    Tiny("lfm2", "lfm2", {**_LFM2, "block_auto_adjust_ff_dim": False}),
+    Tiny(
+        "lfm2-published",
+        "lfm2",
+        {**_LFM2, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 7, "block_ffn_dim_multiplier": 1.1},
+        rewrite=_published_lfm2,
+    ),
+    Tiny("lfm2_moe", "lfm2_moe", {**_LFM2, **_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 1.5}),
     Tiny("llama", "llama"),
     Tiny("llama-published", "llama", rewrite=_no_defaults),
     Tiny("llama-tied", "llama", {"tie_word_embeddings": True}),

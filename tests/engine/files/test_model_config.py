@@ -131,6 +131,17 @@ VALUES: dict[str, Any] = {
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "attn_output_gate": True,
+    "norm_eps": 1e-3,
+    "full_attn_idxs": None,
+    "tie_embedding": None,
+    "block_ff_dim": None,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 0.7,
+    "block_multiple_of": 100,
+    "num_dense_layers": 3,
+    "conv_L_cache": 4,
+    "conv_bias": True,
+    "use_expert_bias": True,
 }
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -171,6 +182,7 @@ LLAMA_4 = {"vocab_size": 210_000, "num_experts": None, "num_local_experts": 6, "
 LAYERS = ["full_attention", "sliding_attention"] * 4
 HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 4}
 PARTIAL = {**MROPE, "partial_rotary_factor": 0.5, "rope_theta": 500.0}
+CONV = {"layer_types": ["conv", "full_attention"] * 4}
 DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
 SCALED = [variant for variant in FLAT if LONG not in variant.values()]
 
@@ -224,6 +236,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"num_experts": None, "num_local_experts": 0, "position_embedding_type": None, **ATTENTION},
     ],
     "hunyuan_v1_dense": [{}],
+    "lfm2": [
+        {"full_attn_idxs": [1, 2, 9], "tie_embedding": False},
+        {**CONV, "block_ff_dim": 300, "rope_parameters": LLAMA3},
+        {"block_auto_adjust_ff_dim": False},
+    ],
+    "lfm2_moe": [CONV, {**CONV, "tie_embedding": False, "num_dense_layers": 8}],
     "llama": FLAT,
     "ministral3": [
         {},
