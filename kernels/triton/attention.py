@@ -286,9 +286,11 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     buffers = (device.shared - query_bytes) // resident - 4096
     stages = max(1, min(2, buffers // stage))
     warps = 8 if m >= _large_tile(dim, device) else 4
+    depth = 2 * stages + 1  # with the prefetch of the page table
     if device.target.narrow:
         warps = 8 if d * dtype.itemsize <= 256 else 16
-    return Blocks(m, n, d, warps, 2 * stages + 1, resident)  # stages include the prefetch of the page table
+        depth = 2 if long else depth
+    return Blocks(m, n, d, warps, depth, resident)
 
 
 def _latent_shape(lines: int, dim: int, extra: int, dtype: torch.dtype, device: Device) -> Blocks:

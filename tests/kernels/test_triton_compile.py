@@ -150,17 +150,17 @@ def _attend(
 # Known: 16 to 32 bytes of a thread beside the loop, with Triton 3.7.
 SPILLING = {
     *(("sm_80", "prefill", label) for label in ("llama", "fp16-64")),
-    *((target, "decode", "many") for target in ("sm_90", "sm_100", "gfx1100", "gfx1101", "gfx1151")),
+    *((target, "decode", "many") for target in ("sm_90", "sm_100")),
     *(("sm_120", "decode", label) for label in ("llama", "fp32-80", "512")),
     ("sm_120", "prefill", "512"),
 }
 KERNELS: tuple[Callable[[Target], Iterator[Build]], ...] = (attention_builds,)
-AMD = ("llama", "add-rms", "neox", "vocab", "round-rows", "small-batch-int8-4096-i8", "dense-plain-512", "sort")
+AMD = ("llama", "add-rms", "neox", "vocab", "round-rows", "tiled-by_half-64-bf16", "dense-plain-512", "sort")
 
 
 def often(target: Target, label: str) -> bool:
-    """Whether `make test` compiles it: all for an H100, and some of each file for an AMD GPU. The others are slow."""
-    return str(target) == "sm_90" or (str(target) == "gfx942" and label in AMD)
+    """Whether `make test` compiles it: all for an H100, some of each file for AMD GPUs with 64 and 32 lanes."""
+    return str(target) == "sm_90" or (str(target) in ("gfx942", "gfx1100") and label in AMD)
 
 
 def parameters(runs: Iterable[tuple[Target, Build]]) -> Iterator[Any]:
