@@ -289,7 +289,7 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     depth = 2 * stages + 1  # with the prefetch of the page table
     if device.target.narrow:
         warps = 8 if d * dtype.itemsize <= 256 else 16
-        depth = 2 if long else depth
+        depth = 2 if m > 16 else depth
     return Blocks(m, n, d, warps, depth, resident)
 
 

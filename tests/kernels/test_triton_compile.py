@@ -101,6 +101,9 @@ def attention_builds(target: Target) -> Iterator[Build]:
     yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, prefill)
     yield _attend(device, "fp16-64", fp16, fp16, 4, 0, 64, every, prefill)
     yield _attend(device, "256", bf16, bf16, 2, 0, 256, every, prefill)
+    if device.target.in_registers:  # the largest tiles of short rows, and the widest heads
+        yield _attend(device, "four-queries", bf16, bf16, 8, 4, 128, every)
+        yield _attend(device, "alone-256", bf16, bf16, 1, 0, 256, plain, prefill)
     if attention.tiling(16, 512, bf16, device, 64) is None:
         assert str(target).startswith("gfx11"), "the reference computes latent attention"
         return

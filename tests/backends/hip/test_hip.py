@@ -1,6 +1,6 @@
 """HIP's runner on the CPU: the conformance suite, and models of every architecture.
 
-The ops are the references; in Triton's interpreter, they are the Triton kernels (test_interpreted.py).
+The ops are the references; in Triton's interpreter, they are the Triton kernels (test_gpus_interpreted.py).
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ from localllm.backends.xpu.ops import SDPA
 from localllm.kernels.onednn.linear import OP, with_onednn
 from localllm.kernels.ops.register import REFERENCES, KernelSet
 
+from ...accelerator import INTERPRETED
 from ..other_device import on_cpu
 
-# Without Triton, whose kernels the tests of kernels/triton run.
-KERNELS = (KernelSet("onednn", with_onednn(SDPA.ops), base=SDPA.ops), SDPA, REFERENCES)
+# Triton is left out, except in its interpreter (test_gpus_interpreted.py).
+WITHOUT_TRITON = (KernelSet("onednn", with_onednn(SDPA.ops), base=SDPA.ops), SDPA, REFERENCES)
+KERNELS = DEVICE.kernels if INTERPRETED else WITHOUT_TRITON
 XPU = on_cpu(DEVICE, KERNELS)
 
 

@@ -1,4 +1,5 @@
-"""Runs a model with HIP's record and its Triton kernels in Triton's interpreter, in a process of its own."""
+"""A model under the names hip and xpu, with the backend's Triton kernels in Triton's interpreter, in a process of its
+own."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ...accelerator import INTERPRETED
+from ..accelerator import INTERPRETED
 
 pytest.importorskip("triton")
 
@@ -19,10 +20,11 @@ SAMPLE = "test_float32 and llama-tied"  # float32: the interpreter's products of
 @pytest.mark.emulated
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
-def test_model_with_the_triton_kernels() -> None:
+@pytest.mark.parametrize("backend", ["hip", pytest.param("xpu", marks=pytest.mark.slow)])
+def test_model_with_the_triton_kernels(backend: str) -> None:
     # numpy warns where the kernels take a loop's bound out of an array, and the logarithm of 0.
     calm = ("-W", "ignore:Conversion of an array with ndim:DeprecationWarning", "-W", "ignore:divide by zero")
-    file = Path(__file__).with_name("test_hip.py")
+    file = Path(__file__).parent / backend / f"test_{backend}.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *calm, str(file), "-k", SAMPLE]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=file.parents[3], env=environment, capture_output=True, text=True)
