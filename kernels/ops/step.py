@@ -107,10 +107,8 @@ class LayerStep(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the step has no adapters, sampled rows, query factors and further cache groups, which few fused
-        kernels support."""
-        has_one_group = not self.other_places
-        return has_one_group and self.adapters is None and self.sampled is None and self.query_factors is None
+        """Whether the step has no adapters, sampled rows and query factors, which few fused kernels support."""
+        return self.adapters is None and self.sampled is None and self.query_factors is None
 
     def of_groups(self) -> tuple[LayerStep, ...]:
         """For each cache group, the step that a layer of this group receives."""

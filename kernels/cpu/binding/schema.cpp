@@ -53,8 +53,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "float scale, float soft_cap, Tensor[] lora_a, Tensor[] lora_b, int[] lora_widths, Tensor? lora_scales, "
            "Tensor? lora_order, Tensor? lora_starts, Tensor? lora_slots) -> ()",
            "layers(Tensor(a!) x, Tensor(b!) stream, Tensor[] tensors, Tensor numbers, Tensor reals, Tensor[] cos, "
-           "Tensor[] sin, Tensor slots, Tensor(c!)[] key_pages, Tensor(d!)[] value_pages, Tensor row_starts, "
-           "Tensor context_lens, Tensor page_table) -> ()",
+           "Tensor[] sin, Tensor[] slots, Tensor(c!)[] key_pages, Tensor(d!)[] value_pages, Tensor row_starts, "
+           "Tensor context_lens, Tensor[] page_tables) -> ()",
            "first_touch(Tensor(a!) fresh, int unit) -> ()",
            "variants() -> str",
            "use_variant(str name) -> str",

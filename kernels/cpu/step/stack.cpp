@@ -56,9 +56,9 @@ class Reader {
 // The tensors of a step. Each layer selects its rotation and its pages from them.
 struct StepTensors {
   const std::vector<Tensor>&cos, &sin;
-  const Tensor& slots;
-  const std::vector<Tensor>&key_pages, &value_pages;
-  const Tensor &row_starts, &context_lens, &page_table;
+  const std::vector<Tensor>&slots, &key_pages, &value_pages;
+  const Tensor &row_starts, &context_lens;
+  const std::vector<Tensor>& page_tables;
 };
 
 // Computes the next layer without its experts.
@@ -78,9 +78,10 @@ void compute_layer(const Tensor& x, const Tensor& stream, Reader& next, const St
       refuse("layers: index ", index, " of ", name, ", which has ", tensors.size(), " tensors");
     return tensors[index];
   };
+  int64_t place = step.slots.size() == 1 ? 0 : cache_index;  // all layers of one cache group have the same slots
   layer_op(x, stream, norms, head_norms, weights, biases, formats, groups, wide, of(step.cos, rotation_index, "cos"),
-           of(step.sin, rotation_index, "sin"), step.slots, of(step.key_pages, cache_index, "key_pages"),
-           of(step.value_pages, cache_index, "value_pages"), step.row_starts, step.context_lens, step.page_table, sinks,
+           of(step.sin, rotation_index, "sin"), of(step.slots, place, "slots"), of(step.key_pages, cache_index, "key_pages"),
+           of(step.value_pages, cache_index, "value_pages"), step.row_starts, step.context_lens, of(step.page_tables, place, "page_tables"), sinks,
            heads, inner, gate, rotation, window, eps, offset, scale, soft_cap, {}, {}, {}, {}, {}, {}, {});
 }
 
@@ -104,10 +105,11 @@ void compute_experts(const Tensor& x, Reader& next) {
 }
 
 void layers_op(Tensor x, Tensor stream, std::vector<Tensor> tensors, Tensor numbers, Tensor reals,
-               std::vector<Tensor> cos, std::vector<Tensor> sin, Tensor slots, std::vector<Tensor> key_pages,
-               std::vector<Tensor> value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table) {
+               std::vector<Tensor> cos, std::vector<Tensor> sin, std::vector<Tensor> slots,
+               std::vector<Tensor> key_pages, std::vector<Tensor> value_pages, Tensor row_starts, Tensor context_lens,
+               std::vector<Tensor> page_tables) {
   Reader reader(tensors, numbers, reals);
-  const StepTensors step{cos, sin, slots, key_pages, value_pages, row_starts, context_lens, page_table};
+  const StepTensors step{cos, sin, slots, key_pages, value_pages, row_starts, context_lens, page_tables};
   while (reader.has_layer()) {
     compute_layer(x, stream, reader, step);
     compute_experts(x, reader);

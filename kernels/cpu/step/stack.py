@@ -104,6 +104,7 @@ def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep)
     cosines, sines = zip(*step.rotations, strict=True)
     keys, values = zip(*step.cache.layers, strict=True)
     rows = step.rows
-    places = step.slots, keys, values, rows.row_starts, rows.context_lens, rows.page_table
-    _layers(x, stream, *arguments, cosines, sines, *places)
+    places = [(step.slots, rows.page_table), *((other.slots, other.rows.page_table) for other in step.other_places)]
+    slots, tables = zip(*(places[group] for group in step.cache.groups or (0,)), strict=True)
+    _layers(x, stream, *arguments, cosines, sines, slots, keys, values, rows.row_starts, rows.context_lens, tables)
     return x, stream
