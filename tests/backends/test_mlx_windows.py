@@ -46,6 +46,7 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "STEP", 8)
 
 
+@slow
 @pytest.mark.real_otherdevice
 class TestMlxWindows(Conformance):
     backend = "mlx"
@@ -70,15 +71,14 @@ class TestMlxWindows(Conformance):
 
 
 @pytest.mark.usefixtures("short_steps")
-@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
-@pytest.mark.parametrize("room", [0.5, 1, 1000])
-@pytest.mark.parametrize("count", [pytest.param(500, marks=slow), 30])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=slow), True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize(
+    ("room", "count"), [(1, 30), *(pytest.param(room, 500, marks=slow) for room in (0.5, 1, 1000))]
+)
 def test_requests_come_and_go(
     tmp_path: Path, overlap: bool, room: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No wrong token, no lost page, and no growth of the memory."""
-    if count == 30 and room != 1:
-        pytest.skip("the slow tests have this room")
     monkeypatch.setattr(opening, "ROOM", room)
     options = replace(WIDE, max_rows=6, max_step_tokens=32, context=128, cache_bytes=WIDE.cache_bytes // 4)
     runner: Any = opened(tmp_path, options)

@@ -72,16 +72,19 @@ class TestWindows(Windowed):
         assert window.num_pages < full.num_pages
 
 
+@slow
 class TestFull(Windowed):
     graphs = "full"
     device = TAPED
 
 
+@slow
 class TestBreakable(Windowed):
     graphs = "breakable"
     device = TAPED
 
 
+@slow
 class TestSplit(Windowed):
     graphs = "split"
     device = TAPED
@@ -96,14 +99,24 @@ def test_a_window_that_is_too_narrow_is_noticed(tmp_path: Path) -> None:
     assert talk.finish()["a"] != canary.walk(prompt, 20)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=slow), True], ids=["in-turn", "overlapped"])
 @pytest.mark.parametrize(
-    ("graphs", "count"), [("off", 60), pytest.param("off", 500, marks=slow), pytest.param("breakable", 150, marks=slow)]
+    ("graphs", "count"),
+    [
+        ("off", 60),
+        ("full", 60),
+        ("breakable", 60),
+        pytest.param("off", 500, marks=slow),
+        pytest.param("full", 500, marks=slow),
+        pytest.param("breakable", 150, marks=slow),
+        pytest.param("split", 150, marks=slow),
+    ],
 )
 def test_requests_come_and_go(tmp_path: Path, overlap: bool, graphs: Graphs, count: int) -> None:
     """Joins, leaves, cancels, prefix hits and preemptions, also with an adapter: no wrong token, no lost page."""
     device = DEVICE if graphs == "off" else TAPED
-    runner = opened(tmp_path, replace(TIGHT, graphs=graphs, cache_bytes=WIDE.cache_bytes // 4), device)
+    options = replace(TIGHT, graphs=graphs, compiler="eager", cache_bytes=WIDE.cache_bytes // 4)
+    runner = opened(tmp_path, options, device)
     Traffic(count, canary.adapter(tmp_path / "adapter"), seed=5 + overlap).check(runner, overlap=overlap)
     runner.close()
 
@@ -149,7 +162,7 @@ class Leased:
 
 @pytest.mark.real
 @pytest.mark.parametrize("tiny", WINDOW_TINIES, ids=str)
-@pytest.mark.parametrize("chunk", [1, 5, 16])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=slow), 5, pytest.param(16, marks=slow)])
 def test_logits_equal_transformers_after_hits_at_the_window(tmp_path: Path, tiny: Tiny, chunk: int) -> None:
     """A sequence is computed, then others that share its first tokens: about a window, or four windows. The window has
     passed most of the first sequence, so its pages are used again."""

@@ -21,7 +21,7 @@ from localllm.kernels.ops.layer import DecoderLayer
 from localllm.kernels.ops.mlp import Experts, GatedMlp
 from localllm.kernels.ops.moe import Routing
 from localllm.kernels.ops.projection import Product
-from localllm.kernels.ops.step import Cache, LayerStep
+from localllm.kernels.ops.step import Cache, LayerStep, Places
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
 
@@ -142,6 +142,23 @@ def test_all_layers_in_one_op_have_the_bits_of_single_layers(seed: int) -> None:
     assert_same_bits(found, results(Ops().layer.decoders, stack.layers, *inputs))
     apart = [layer._replace(experts=None) for layer in stack.layers]  # the router is an op of its own
     assert_same_bits(found, results(Ops().layer.decoders, apart, *inputs))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_of_two_cache_groups_have_the_bits_of_single_layers(seed: int) -> None:
+    """The second layer has other pages for the same positions."""
+    given = Stacks(seed)
+    stack = pack_value(cpu.OPS, tuple(given.layers), given.dtype)
+    step = given.step
+    pages, page_size = step.cache.keys[0].shape[:2]
+    moved = torch.randperm(pages, generator=given.generator)
+    rows = replace(step.rows, page_table=moved[step.rows.page_table.long()].int(), group=1)
+    slots = moved[step.slots // page_size] * page_size + step.slots % page_size
+    step = step._replace(cache=replace(step.cache, groups=(0, 1, 0)), other_places=(Places(rows, slots),))
+    found = results(cpu.OPS.layer.decoders, stack, given.x, given.stream, step)
+    assert_same_bits(found, results(Ops().layer.decoders, stack.layers, given.x, given.stream, step))
+    one_group = results(cpu.OPS.layer.decoders, stack, given.x, given.stream, given.step)
+    assert not torch.equal(found[0], one_group[0])
 
 
 @pytest.mark.parametrize("label", LABELS)

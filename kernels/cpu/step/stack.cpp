@@ -61,8 +61,8 @@ struct StepTensors {
   const std::vector<Tensor>& page_tables;
 };
 
-// Computes the next layer without its experts.
-void compute_layer(const Tensor& x, const Tensor& stream, Reader& next, const StepTensors& step) {
+// Computes the next layer, whose number is `layer`, without its experts.
+void compute_layer(const Tensor& x, const Tensor& stream, Reader& next, const StepTensors& step, int64_t layer) {
   int64_t norm_count = next.number(), head_norm_count = next.number(), count = next.number();
   auto norms = next.tensors(norm_count), head_norms = next.tensors(head_norm_count);
   auto weights = next.tensors(count), biases = next.tensors(count);
@@ -78,7 +78,7 @@ void compute_layer(const Tensor& x, const Tensor& stream, Reader& next, const St
       refuse("layers: index ", index, " of ", name, ", which has ", tensors.size(), " tensors");
     return tensors[index];
   };
-  int64_t place = step.slots.size() == 1 ? 0 : cache_index;  // all layers of one cache group have the same slots
+  int64_t place = step.slots.size() == 1 ? 0 : layer;  // the layers of one cache group have the same slots
   layer_op(x, stream, norms, head_norms, weights, biases, formats, groups, wide, of(step.cos, rotation_index, "cos"),
            of(step.sin, rotation_index, "sin"), of(step.slots, place, "slots"), of(step.key_pages, cache_index, "key_pages"),
            of(step.value_pages, cache_index, "value_pages"), step.row_starts, step.context_lens, of(step.page_tables, place, "page_tables"), sinks,
@@ -110,8 +110,8 @@ void layers_op(Tensor x, Tensor stream, std::vector<Tensor> tensors, Tensor numb
                std::vector<Tensor> page_tables) {
   Reader reader(tensors, numbers, reals);
   const StepTensors step{cos, sin, slots, key_pages, value_pages, row_starts, context_lens, page_tables};
-  while (reader.has_layer()) {
-    compute_layer(x, stream, reader, step);
+  for (int64_t layer = 0; reader.has_layer(); layer++) {
+    compute_layer(x, stream, reader, step, layer);
     compute_experts(x, reader);
   }
   reader.refuse_rest();
