@@ -204,7 +204,7 @@ def check_traffic(device: PlanDevice, seed: int) -> None:
             device.groups.clear()
         deltas += engine.step()
         if room:
-            assert device.planner.columns <= max(room, 8 * planning.STEP)
+            assert device.planner.columns <= max(room, 8 * STEP)
     for name, tokens in outputs(deltas).items():
         assert name in ended or tokens == solo(submitted[name], device.spec)
     device.planner.release_all()
