@@ -96,7 +96,7 @@ class Library:
                 "models": [
                     _names(entry.id)
                     | {"modified_at": _time(ref.file.stat().st_mtime), "size": entry.size}
-                    | {"digest": _digest(entry), "details": _details(entry)}
+                    | {"digest": _digest(entry.id), "details": _details(entry)}
                     for ref, entry in usable
                 ]
             }
@@ -161,7 +161,7 @@ class Library:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _lines(self, name: str) -> AsyncIterator[bytes]:
-        digest = f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
+        digest = f"sha256:{_digest(name)}"
         yield _line({"status": "pulling manifest"})
         async for job in self._states(name):
             if job.state in ("downloading", "paused", "done") and job.total:
@@ -199,9 +199,9 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _digest(entry: ListedModel) -> str:
-    """A number of 64 hexadecimal digits for the model and its revision: clients compare it and show its beginning."""
-    return hashlib.sha256(f"{entry.id} {entry.revision} {entry.size}".encode()).hexdigest()
+def _digest(name: str) -> str:
+    """64 hexadecimal digits for a model: clients compare them and show their beginning."""
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _details(entry: ListedModel) -> dict[str, Any]:
@@ -219,12 +219,11 @@ def _details(entry: ListedModel) -> dict[str, Any]:
 def _running(model: LoadedModel) -> dict[str, Any]:
     """A loaded model. One without an end of its life ends in a hundred years, as in Ollama."""
     remaining = 3.2e9 if model.unload_in is None else model.unload_in
-    on_cpu = model.backend in ("cpu", "llamacpp") and "cpu" in model.device.lower()
     details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": ""}
     return _names(model.id) | {
         "size": model.memory,
-        "size_vram": 0 if on_cpu else model.memory,
-        "digest": hashlib.sha256(model.id.encode()).hexdigest(),
+        "size_vram": 0 if model.backend == "cpu" else model.memory,
+        "digest": _digest(model.id),
         "details": details | {"quantization_level": model.quant},
         "expires_at": _time(time.time() + remaining),
         "context_length": model.context,

@@ -9,6 +9,8 @@ import pytest
 
 from .canary_api import PROMPT, Api, serve, text_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def api(short_folder: Callable[[], object]) -> Iterator[Api]:

@@ -122,6 +122,30 @@ def test_minimum_length_forbids_the_tokens_that_end_an_answer(model: OpenModel) 
     assert (forbidden(first), forbidden(second)) == (set(), {2, 4})
 
 
+def test_prompt_with_log_probabilities_is_repeated_token_by_token(model: OpenModel) -> None:
+    frame = Generate(id="a", prompt=[5, 6, 7], echo=True, logprobs=0, max_tokens=0)
+    made = prepare(frame, model)
+    (request,) = made.requests
+    assert (request.prompt, request.max_tokens) == ((5,), 2)
+    assert request.grammar is not None
+    for token in (6, 7):
+        assert forbidden(request.grammar) == set(range(VOCAB)) - {token}
+        request.grammar.accept(token)
+    assert forbidden(request.grammar) == set()
+    (piece,) = made.opening(model.tokenizer)
+    assert [entry.id for entry in piece.logprobs] == [5]
+    made.take(Delta("a/0", (6, 7), finish="length"))
+    finished = made.finished()
+    assert (finished.prompt_tokens, finished.completion_tokens) == (3, 0)
+    for prompt, field in (([5], "max_tokens"), ([5, 2], "logprobs")):
+        with pytest.raises(InvalidRequest) as refused:
+            prepare(structs.replace(frame, prompt=prompt), model)
+        assert refused.value.param == field
+    with pytest.raises(UnsupportedParameter) as refused_suffix:
+        prepare(Generate(id="a", prompt="a", suffix="b"), model)
+    assert refused_suffix.value.param == "suffix"
+
+
 def forbidden(grammar: Any) -> set[int]:
     allowed = unpack_mask(grammar.allowed()[None], VOCAB)[0]
     return {token for token in range(VOCAB) if not allowed[token]}
