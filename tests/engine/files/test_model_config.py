@@ -14,6 +14,8 @@ from localllm.engine.errors import ModelRefused
 from localllm.engine.files.families import FAMILIES
 from localllm.engine.files.model_config import ModelConfig, parse_config
 
+from ...backends.pages import PAGES
+
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 ELSEWHERE = ("model_type", "quantization", "quantization_config", "compression_config")  # tests of their own
 
@@ -177,7 +179,7 @@ PROPORTIONAL = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
-GEMMA_4 = {"num_experts_per_tok": None, "use_bidirectional_attention": None}
+GEMMA_4 = {"num_experts_per_tok": None, "use_bidirectional_attention": None, "attention_chunk_size": None}
 LLAMA_4 = {"vocab_size": 210_000, "num_experts": None, "num_local_experts": 6, "no_rope_layers": [0, 1, 1, 1] * 2}
 LAYERS = ["full_attention", "sliding_attention"] * 4
 HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 4}
@@ -307,8 +309,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 CASES = [(family, index) for family, variants in VARIANTS.items() for index in range(len(variants))]
-# Each test of one field compares dozens of configurations. Those of later variants are slow.
-FIELDS = [pytest.param(*case, marks=[] if case[1] < 3 else [pytest.mark.slow]) for case in CASES]
+# Each test of one field compares dozens of configurations. Those of later variants are slow, and those of architectures
+# that pages.py walks.
+WALKED_ONCE = {page.model_type for page in PAGES} | {getattr(page, "text_type", "") for page in PAGES}
+FIELDS = [
+    pytest.param(*case, marks=[pytest.mark.slow] if case[1] > 2 or case[0] in WALKED_ONCE - {"gemma3_text"} else [])
+    for case in CASES
+]
 
 
 def full(family: str, index: int) -> dict[str, Any]:
