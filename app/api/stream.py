@@ -91,13 +91,7 @@ class Stream:
         """Add a frame that the worker sent for one of the request ids."""
         match frame:
             case Piece():
-                self._replies.append(frame)
-                self._unread += 1
-                if frame.logprobs:
-                    self._unread += sum(1 + len(entry.top) for entry in frame.logprobs)
-                if self._unread > MAX_UNREAD and not self._error:
-                    self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
-                    self._on_close(self)
+                self._add(frame)
             case Started():
                 self._unstarted.discard(frame.id)
                 self.prompt_tokens += frame.prompt_tokens
@@ -113,6 +107,16 @@ class Stream:
                 self.running.discard(frame.id)
                 self._replies.append(frame)
         self._news.set()
+
+    def _add(self, piece: Piece) -> None:
+        """Add a piece; with too many unread ones, cancel the answer."""
+        self._replies.append(piece)
+        self._unread += 1
+        if piece.logprobs:
+            self._unread += sum(1 + len(entry.top) for entry in piece.logprobs)
+        if self._unread > MAX_UNREAD and not self._error:
+            self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
+            self._on_close(self)
 
     def fail(self, error: AppError) -> None:
         """End the stream with an error. Later errors have no effect."""

@@ -188,14 +188,18 @@ class GenerateBody(_AnswerBody, kw_only=True):
         refuse_images(self.images, "images")
         if not self.prompt and not self.suffix:
             return None
-        if not self.raw and not self.suffix:
-            system = [SystemMessage(content=self.system)] if self.system else []
-            return self.chat([*system, UserMessage(content=self.prompt or "")])
-        if self.system:
-            raise InvalidRequest("system: a raw prompt and a suffix have no chat template", param="system")
+        if self.raw or self.suffix:
+            return self._completion(self.prompt or "")
+        system = [SystemMessage(content=self.system)] if self.system else []
+        return self.chat([*system, UserMessage(content=self.prompt or "")])
+
+    def _completion(self, prompt: str) -> CompletionBody:
+        for name in ("system", "think"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name}: a raw prompt and a suffix have no chat template", param=name)
         fields = {"max_tokens": -1} | self.shared()
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return CompletionBody(prompt=self.prompt or "", suffix=self.suffix or None, logprobs=logprobs, **fields)
+        return CompletionBody(prompt=prompt, suffix=self.suffix or None, logprobs=logprobs, **fields)
 
 
 def plain_name(name: str) -> str:

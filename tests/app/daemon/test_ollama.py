@@ -183,6 +183,8 @@ def test_changes_need_the_key_or_the_socket(client: ollama.Client, daemon: Daemo
         ("chat", {"model": MODEL, "messages": say("fail"), "stream": False}, 500, "a step failed"),
         ("generate", {"model": MODEL, "prompt": "x", "template": "{{ .Prompt }}"}, 400, "template"),
         ("generate", {"model": MODEL, "prompt": "x", "context": [1]}, 400, "context"),
+        ("generate", {"model": MODEL, "prompt": "x", "raw": True, "think": "low"}, 400, "think"),
+        ("generate", {"model": MODEL, "prompt": "x", "suffix": "y", "system": "z"}, 400, "system"),
         ("generate", {"model": MODEL, "prompt": "x", "keep_alive": "soon"}, 400, "keep_alive"),
         ("embed", {"model": MODEL, "input": [1]}, 400, "input"),
         ("show", {"model": "/etc"}, 404, "/etc"),
