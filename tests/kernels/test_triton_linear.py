@@ -230,7 +230,7 @@ def test_tiled_products(op: str, group: int, dtype: torch.dtype, monkeypatch: py
 
 @pytest.mark.parametrize("group", [64, 128])
 def test_int4_packed_by_half_is_the_same_weight(group: int) -> None:
-    """Its data is permuted. The float32 product of 1 row, which tiled.py does not compute, is the same too."""
+    """Its data is permuted. The float32 product of 1 row, which no tiled kernel computes, is the same too."""
     from localllm.kernels.triton import linear
 
     generator = torch.Generator().manual_seed(group)
