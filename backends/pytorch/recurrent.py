@@ -9,6 +9,7 @@ from ...engine.files.model_config import ModelConfig
 from ...engine.files.recurrent_config import DeltaConfig
 from ...kernels.ops.conv import ConvMixer, ConvScan
 from ...kernels.ops.delta import DeltaMixer, DeltaScan, Reordered
+from ...kernels.ops.mamba import MambaMixer, MambaScan
 from ...kernels.ops.mixer import Mixer, MixerLayer
 from ...kernels.ops.mlp import Mlp
 from ...kernels.ops.projection import Projection
@@ -60,6 +61,30 @@ def conv_mixer(weights: Weights, config: ModelConfig, index: int) -> ConvMixer:
             bias=weights.take(f"{name}.conv.bias", (conv.channels,)) if conv.bias else None,
         ),
         out=weights.linear([f"{name}.out_proj"], [hidden], conv.channels, conv.bias),
+    )
+
+
+def mamba_mixer(weights: Weights, config: ModelConfig, index: int, name: str = "mamba") -> MambaMixer:
+    """The Mamba2 `name` of a layer. Raises ModelRefused for missing or wrong tensors."""
+    mamba = config.mamba
+    assert mamba is not None
+    name = f"model.layers.{index}.{name}"
+    hidden = config.hidden_size
+    heads = (mamba.heads,)
+    return MambaMixer(
+        inputs=weights.linear([f"{name}.in_proj"], [mamba.outputs], hidden, mamba.bias),
+        scan=MambaScan(
+            layer=config.state_layers.index(index),
+            width=mamba.values,
+            weight=_conv_weight(weights, f"{name}.conv1d", mamba.channels, mamba.conv_width),
+            bias=weights.take(f"{name}.conv1d.bias", (mamba.channels,)) if mamba.conv_bias else None,
+            rates=weights.take(f"{name}.A_log", heads).float().exp(),
+            dt_bias=weights.take(f"{name}.dt_bias", heads).float(),
+            skip=weights.take(f"{name}.D", heads).float(),
+        ),
+        norm=weights.take(f"{name}.norm.weight", (mamba.values,)).unflatten(0, (mamba.groups, -1)),
+        out=weights.linear([f"{name}.out_proj"], [hidden], mamba.values, mamba.bias),
+        eps=config.norm_eps,
     )
 
 

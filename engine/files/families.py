@@ -16,6 +16,7 @@ LayerKind = Literal["full", "sliding", "recurrent"]
 # Names of layer_types in config.json
 ATTENTION: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "sliding_attention": "sliding"})
 LINEAR: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "linear_attention": "recurrent"})
+MAMBA: Mapping[str, LayerKind] = MappingProxyType({**LINEAR, "attention": "full", "mamba": "recurrent"})
 CONV: Mapping[str, LayerKind] = MappingProxyType({"full_attention": "full", "conv": "recurrent"})
 
 
@@ -96,8 +97,7 @@ class Family:
     per_layer: bool = False  # whether the architecture has the fields of engine/files/layer_config.py
     rope_alpha: bool = False  # whether the rope kind "dynamic" with a field alpha is a rope with a larger theta
     fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that must have this value if they are present
-    # Whether layer_types has the names attention and mamba, and must be present: its absence means Mamba layers.
-    mamba: bool = False
+    mamba: bool = False  # whether the recurrent layers are Mamba2; without a list, no layer has attention
     delta: DeltaProjections | None = None  # of Gated DeltaNet in the recurrent layers; None: they have another mixer
     conv: bool = False  # whether the recurrent layers are short convolutions
     output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
@@ -135,6 +135,8 @@ OPTIONAL = frozenset(
         "use_bias",
         "full_attention_interval",
         "full_attn_idxs",
+        "attn_layer_indices",
+        "layers_block_type",
         "tie_embedding",
         "block_ff_dim",
         "block_auto_adjust_ff_dim",
@@ -254,6 +256,23 @@ _COHERE = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "bamba": Family(
+            max_positions=262_144,
+            vocab=128_000,
+            heads=32,
+            optional=("attention_bias", "mlp_bias", "attn_layer_indices", *recurrent_config.MAMBA),
+            kv_heads=8,
+            inner=14_336,
+            norm_eps=1e-5,
+            layer_names=MAMBA,
+            attention_indices="attn_layer_indices",
+            layer_types=False,
+            partial_rotary=True,
+            rotary_share=0.5,
+            fixed=MappingProxyType({"partial_rotary_factor": 0.5}),
+            eos=(2,),
+            mamba=True,
+        ),
         "cohere": replace(_COHERE, fixed=MappingProxyType({"use_qk_norm": False}), layer_types=False),
         "cohere2": replace(
             _COHERE,
@@ -545,7 +564,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "granitemoehybrid": Family(
             max_positions=2048,
-            optional=(*_GRANITE, "position_embedding_type", "shared_intermediate_size"),
+            optional=(
+                *_GRANITE,
+                "position_embedding_type",
+                "shared_intermediate_size",
+                "layers_block_type",
+                *recurrent_config.MAMBA,
+            ),
+            layer_names=MAMBA,
             inner_name="shared_intermediate_size",
             inner=1024,
             mamba=True,

@@ -15,9 +15,7 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     """(kind of each layer, window). The window is 0 if no layer is sliding."""
     layers = fields.integer("num_hidden_layers", 1, 2**10)
     window = _window(fields, family)
-    if family.mamba:
-        kinds = _attention_kinds(fields, layers)
-    elif "layer_types" in fields and family.layer_types:
+    if fields.either("layer_types", "layers_block_type") in fields and family.layer_types:
         kinds = _listed_kinds(fields, family, layers)
     else:
         kinds = _default_kinds(fields, family, layers, window)
@@ -33,15 +31,6 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
     if "sliding_window" in fields:
         raise fields.refuse("use_sliding_window", "true, because there are sliding layers")
     raise fields.refuse("sliding_window", "an integer, because there are sliding layers")
-
-
-def _attention_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
-    """The kinds of the layers of an architecture that may have Mamba layers, which are not supported."""
-    name = fields.either("layer_types", "layers_block_type")
-    names = fields.texts(name) if name in fields else ()
-    if len(names) != layers or not set(names) <= {"attention", "full_attention"}:
-        raise fields.refuse(name, f"a list of {layers} times attention (layers with Mamba are not supported)")
-    return (FULL,) * layers
 
 
 def _check_kinds(fields: Fields, family: Family, kinds: tuple[LayerKind, ...]) -> None:
@@ -73,6 +62,8 @@ def _default_kinds(fields: Fields, family: Family, layers: int, window: int) -> 
     if family.attention_indices in fields:
         indices = fields.indices(family.attention_indices)
         return tuple(FULL if layer in indices else RECURRENT for layer in range(layers))
+    if family.mamba:
+        return (RECURRENT,) * layers
     if family.no_rope_interval:
         return tuple(
             FULL if has_rope or not window else SLIDING for has_rope in _listed_rope_layers(fields, family, layers)
@@ -92,10 +83,11 @@ def _alternating_kinds(fields: Fields, family: Family, layers: int) -> tuple[Lay
 
 
 def _listed_kinds(fields: Fields, family: Family, layers: int) -> tuple[LayerKind, ...]:
-    names = fields.texts("layer_types")
+    name = fields.either("layer_types", "layers_block_type")
+    names = fields.texts(name)
     kinds = family.layer_names
     if len(names) != layers or not set(names) <= kinds.keys():
-        raise fields.refuse("layer_types", f"a list of {layers} names, each one of {', '.join(kinds)}")
+        raise fields.refuse(name, f"a list of {layers} names, each one of {', '.join(kinds)}")
     return tuple(kinds[name] for name in names)
 
 

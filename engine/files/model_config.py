@@ -17,7 +17,7 @@ from .layer_kinds import FULL, MAX_POSITIONS, RECURRENT, SLIDING, parse_layer_ki
 from .moe_config import MAX_INNER, MoeConfig, parse_moe
 from .multimodal import TEXT_MODELS, text_values
 from .quantization import Quantization, parse_quantization
-from .recurrent_config import ConvConfig, DeltaConfig, StateShapes, parse_conv, parse_delta
+from .recurrent_config import ConvConfig, DeltaConfig, MambaConfig, StateShapes, parse_conv, parse_delta, parse_mamba
 from .rope_config import QueryScaling, Rope, parse_query_scaling, parse_ropes, shared_table
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class ModelConfig:
     latent: LatentConfig | None = None  # None: attention has heads of keys and values
     delta: DeltaConfig | None = None  # None: no layer is a Gated DeltaNet
     conv: ConvConfig | None = None  # None: no layer is a short convolution
+    mamba: MambaConfig | None = None  # None: no layer is Mamba2
     output_gate: bool = False  # whether gates multiply the outputs of attention; q_proj computes them
     linear: LinearLayers | None = None  # None: the other fields describe the linear layers
     layers: LayerConfig | None = None  # None: the layers differ in their kind at most
@@ -102,9 +103,9 @@ class ModelConfig:
         return tuple(index for index, kind in enumerate(self.layer_kinds) if kind == RECURRENT)
 
     @property
-    def recurrent(self) -> DeltaConfig | ConvConfig | None:
+    def recurrent(self) -> DeltaConfig | ConvConfig | MambaConfig | None:
         """The mixer of the layers `state_layers`; None if no architecture of these layers is set."""
-        return self.delta or self.conv
+        return self.delta or self.conv or self.mamba
 
     @property
     def state_shapes(self) -> StateShapes | None:
@@ -258,6 +259,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         query_scaling=parse_query_scaling(fields, family, ropes),
         delta=None if family.delta is None else parse_delta(fields, family.delta),
         conv=parse_conv(fields, hidden) if family.conv else None,
+        mamba=_mamba(fields, kinds, hidden) if family.mamba else None,
         output_gate=family.output_gate,
         warnings=tuple(fields.warnings),
     )
@@ -285,6 +287,15 @@ def _limited_by_chunk(fields: Fields, family: Family, positions: int) -> int:
     if chunk < positions:
         fields.warnings.append(f"the context is limited to one chunk of {chunk} tokens (attention_chunk_size)")
     return min(positions, chunk)
+
+
+def _mamba(fields: Fields, kinds: tuple[LayerKind, ...], hidden: int) -> MambaConfig | None:
+    """The Mamba2 layers; None if there are none, but transformers checks their fields then too."""
+    mamba = parse_mamba(fields, hidden)
+    if RECURRENT not in kinds:
+        return None
+    fields.choice("hidden_act", ("silu", "swish"), "silu", "silu, because the convolutions have this activation")
+    return mamba
 
 
 def _inner_size(fields: Fields, family: Family) -> int:

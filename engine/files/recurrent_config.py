@@ -111,8 +111,87 @@ DELTA = (
     "linear_num_value_heads",
     "attn_output_gate",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class MambaConfig:
+    """Mamba2: a convolution over x, B and C, then the scan `ssd` (kernels/ops/state.py)."""
+
+    heads: int  # a multiple of groups
+    head_dim: int
+    groups: int
+    state_dim: int
+    conv_width: int
+    conv_bias: bool
+    bias: bool  # of both projections
+
+    @property
+    def values(self) -> int:
+        """Number of values of x of a token; also of its gates."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution: x, B and C."""
+        return self.values + 2 * self.groups * self.state_dim
+
+    @property
+    def shapes(self) -> StateShapes:
+        return StateShapes((self.conv_width - 1, self.channels), (self.heads, self.state_dim, self.head_dim))
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the largest projection."""
+        return self.values + self.channels + self.heads
+
+    def weights(self, hidden: int) -> int:
+        """Number of weights that a token multiplies in one layer."""
+        return hidden * (self.outputs + self.values)
+
+    def adapter_values(self, hidden: int) -> int:
+        """Numbers of the LoRA factors of rank 1: an input projection and an output projection."""
+        return 2 * hidden + self.outputs + self.values
+
+
 CONV = ("conv_L_cache", "conv_bias")
-OPTIONAL = frozenset((*DELTA, *CONV))
+MAMBA = (
+    "mamba_n_heads",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_head",
+    "mamba_d_conv",
+    "mamba_expand",
+    "mamba_conv_bias",
+    "mamba_proj_bias",
+    "time_step_limit",
+)
+NO_LIMITS = (None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}])  # transformers writes the last one
+OPTIONAL = frozenset((*DELTA, *CONV, *MAMBA))
+
+
+def parse_mamba(fields: Fields, hidden: int) -> MambaConfig:
+    """Mamba2 with the field names and the defaults of Granite and Bamba. Raises ModelRefused."""
+    heads = fields.integer("mamba_n_heads", 1, MAX_HEADS, 128)
+    values = fields.integer("mamba_expand", 1, MAX_WIDTH, 2) * hidden
+    head_dim = values // heads
+    if fields.get("mamba_d_head") != "auto":
+        head_dim = fields.integer("mamba_d_head", 1, MAX_DIM, head_dim)
+    groups = fields.integer("mamba_n_groups", 1, MAX_HEADS, 1)
+    if heads * head_dim != values:
+        raise fields.refuse("mamba_n_heads", f"a divisor of mamba_expand * hidden_size ({values}), by mamba_d_head")
+    if heads % groups:
+        raise fields.refuse("mamba_n_groups", f"a divisor of mamba_n_heads ({heads})")
+    if fields.get("time_step_limit") not in NO_LIMITS:
+        raise fields.refuse("time_step_limit", "[0, Infinity]")
+    return MambaConfig(
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        state_dim=fields.integer("mamba_d_state", 1, MAX_DIM, 256),
+        conv_width=fields.integer("mamba_d_conv", 2, MAX_WIDTH, 4),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=fields.flag("mamba_proj_bias", False),
+    )
 
 
 def parse_conv(fields: Fields, hidden: int) -> ConvConfig:

@@ -256,9 +256,43 @@ def _published_lfm2(config: dict[str, Any]) -> None:
 _DELTA_EXPERTS = {**_EXPERTS, "shared_expert_intermediate_size": 56}
 
 # The labels of models with recurrent states begin so.
-HYBRIDS = ("lfm2", "qwen3_5", "qwen3_next")
+HYBRIDS = ("bamba", "granitemoehybrid-mamba", "lfm2", "qwen3_5", "qwen3_next")
+
+_MAMBA = {
+    "rms_norm_eps": 0.05,
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+}
+_MAMBA_KINDS = {"layer_types": ["mamba", "attention", "mamba", "mamba"]}
 
 TINIES = [
+    Tiny("bamba", "bamba", {**_MAMBA, "attn_layer_indices": [1], "attention_bias": True, "mlp_bias": True}),
+    Tiny(
+        "granitemoehybrid-mamba",
+        "granitemoehybrid",
+        {**_MAMBA, **_MAMBA_KINDS, **_GRANITE, "num_local_experts": 0, "mamba_proj_bias": True, "rms_norm_eps": 0.05},
+        rewrite=lambda config: config.update(_MAMBA_KINDS),
+    ),
+    Tiny(
+        "granitemoehybrid-mamba-experts",
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            **_MAMBA_KINDS,
+            **_GRANITE,
+            "num_local_experts": 4,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 1,
+            "mamba_d_head": "auto",
+            "mamba_conv_bias": False,
+            "position_embedding_type": "rope",
+            "rms_norm_eps": 0.05,
+        },
+    ),
     Tiny("deepseek_v2", "deepseek_v2", {"q_lora_rank": None, "mlp_bias": True, **_LATENT, **_GLM_EXPERTS}),
     Tiny("deepseek_v2-lite", "deepseek_v2", {"q_lora_rank": None, **_LATENT, **_GLM_EXPERTS, **_DEEPSEEK_YARN}),
     Tiny(

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ....engine.files.model_config import ModelConfig
 from ....kernels.ops.mlp import Mlp
-from ..layers import AttentionLayer, Decoder
+from ..layers import AttentionLayer, Decoder, Layer
+from ..recurrent import RecurrentLayer, mamba_mixer
 from ..weights import Weights
 
 
@@ -21,10 +22,10 @@ def build_with(weights: Weights, config: ModelConfig, context: int, mlp: Callabl
     # A norm of a scaled stream is the same if its epsilon is scaled by the square.
     factor = 1.0 / config.residual_scale
     scaled = replace(config, norm_eps=config.norm_eps * factor**2)
-    return Decoder(
-        weights,
-        scaled,
-        context,
-        lambda index: AttentionLayer(weights, scaled, index, mlp=mlp(index)),
-        stream_scale=config.embedding_scale * factor,
-    )
+
+    def layer(index: int) -> Layer:
+        if index in config.state_layers:
+            return RecurrentLayer(weights, scaled, index, mamba_mixer(weights, config, index), mlp=mlp(index))
+        return AttentionLayer(weights, scaled, index, mlp=mlp(index))
+
+    return Decoder(weights, scaled, context, layer, stream_scale=config.embedding_scale * factor)

@@ -1,4 +1,5 @@
-"""Granite 4 without Mamba layers: a dense MLP in every layer, or experts with a shared expert. It may have no rope."""
+"""Granite 4: Mamba2 in most layers or in none; a dense MLP in every layer, or experts with a shared expert. It may have
+no rope."""
 
 from __future__ import annotations
 

@@ -144,6 +144,16 @@ VALUES: dict[str, Any] = {
     "conv_L_cache": 4,
     "conv_bias": True,
     "use_expert_bias": True,
+    "mamba_n_heads": 32,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 24,
+    "mamba_d_head": 32,
+    "mamba_d_conv": 3,
+    "mamba_expand": 2,
+    "mamba_conv_bias": False,
+    "mamba_proj_bias": True,
+    "time_step_limit": None,
+    "attn_layer_indices": None,
 }
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -173,7 +183,7 @@ FLAT = [
 ]
 BETA = {"llama_4_scaling_beta": 0.2}
 MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
-ATTENTION = {"layer_types": ["attention"] * 8, "mamba_n_heads": 4}
+ATTENTION = {"layer_types": ["attention"] * 8}
 NO_EXPERTS = {"num_experts": None}
 PROPORTIONAL = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
@@ -184,12 +194,14 @@ LLAMA_4 = {"vocab_size": 210_000, "num_experts": None, "num_local_experts": 6, "
 LAYERS = ["full_attention", "sliding_attention"] * 4
 HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 4}
 PARTIAL = {**MROPE, "partial_rotary_factor": 0.5, "rope_theta": 500.0}
+MAMBA = {"hidden_act": "silu"}
 CONV = {"layer_types": ["conv", "full_attention"] * 4}
 DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
 SCALED = [variant for variant in FLAT if LONG not in variant.values()]
 
 # Other values that the models of each family may have.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "bamba": [{**MAMBA, "attn_layer_indices": [1, 4]}, {**MAMBA, "attn_layer_indices": [2], "mamba_d_head": "auto"}],
     "cohere": [{"vocab_size": 256_000, "use_qk_norm": False, "logit_scale": 0.5}],
     "cohere2": [{"vocab_size": 256_000}, {"vocab_size": 256_000, "layer_types": LAYERS}],
     "deepseek_v2": [
@@ -236,6 +248,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "granitemoehybrid": [
         {"num_experts": None, "num_local_experts": 6, **ATTENTION},
         {"num_experts": None, "num_local_experts": 0, "position_embedding_type": None, **ATTENTION},
+        {**MAMBA, "num_experts": None, "num_local_experts": 0, "layer_types": ["mamba", "attention"] * 4},
     ],
     "hunyuan_v1_dense": [{}],
     "lfm2": [
