@@ -9,6 +9,7 @@ from importlib import import_module
 from ...engine.errors import ModelRefused
 from ...engine.files.gguf_names import gguf_hint
 from ...engine.files.model_files import ModelFiles
+from ...engine.files.tensor_names import listed
 from ...engine.files.tied_head import with_stored_head
 from ...engine.options import LoadOptions, check_supported
 from .device import Device
@@ -69,6 +70,8 @@ def _of_transformers(files: ModelFiles, device: Device, options: LoadOptions) ->
     except ModelRefused as error:
         raise ModelRefused(str(error), error.hint or gguf_hint(files.name, model_type)) from error
     notes = [f"transformers' code computes this model: localllm has no page for {model_type}"]
+    if options.quant != "none" and description.floats:
+        notes.append(f"{listed(description.floats)}: not quantised, because transformers' code multiplies it itself")
     if device.recorder is not None and not verdict.is_capturable:
         check_supported(options, {"graphs": ("auto", "off")}, f"transformers' code of {model_type}")
         device = replace(device, recorder=None)

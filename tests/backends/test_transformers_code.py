@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from localllm import backends
 from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch import architecture
+from localllm.backends.pytorch import architecture, transformers_code
 from localllm.backends.pytorch.opening import open_runner
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.files.model_files import read_model
@@ -125,3 +125,16 @@ def test_a_rope_that_depends_on_the_step_is_refused(tmp_path: Path) -> None:
     replace(STABLE, more={"rope_parameters": {**dynamic, "partial_rotary_factor": 0.5}}).save(tmp_path)
     with pytest.raises(ModelRefused, match="a rope of the type dynamic depends on the longest row"):
         cpu.open(read_model(tmp_path), OPTIONS)
+
+
+def test_matrices_that_stay_floats_are_named(tmp_path: Path) -> None:
+    SAMPLES[-1].save(tmp_path)
+    runner = cpu.open(read_model(tmp_path), replace(OPTIONS, quant="int8"))
+    assert any("h.0.attn.c_attn.weight' and 11 more: not quantised" in warning for warning in runner.spec.warnings)
+
+
+def test_a_missing_installation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    STABLE.save(tmp_path)
+    assert cpu.accepts(read_model(tmp_path)) == ""
+    monkeypatch.setattr(transformers_code, "find_spec", lambda name: None)
+    assert "pip install 'localllm[transformers]'" in cpu.accepts(read_model(tmp_path))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUTanh, SiLUActivation
-from transformers.integrations.moe import _default_apply_gate
 from transformers.utils.generic import ModelOutput
 
 from ....kernels.ops import Ops
-from ....kernels.ops.mlp import Gate, GatedMlp
+from ....kernels.ops.mlp import GatedMlp
 from ....kernels.ops.moe import ExpertWeights
 from ....kernels.ops.norm import rms_norm
 from ....kernels.ops.step import Adapters
@@ -27,13 +23,10 @@ from ..weights import Weights
 from .attention import NAME, PLACE, Current, Place
 from .classes import skeleton
 from .describe import Description, name_of
-from .modules import Embedding, Experts, Linear, Mlp, Norm, Product
+from .modules import GATES, Embedding, Experts, Linear, Mlp, Norm, Product, has_our_experts
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
 ROUTERS = ("gate", "router")  # names of linear layers that are never quantised while loading
-_GATES: Mapping[type, Gate] = MappingProxyType(
-    {nn.SiLU: "silu_and_mul", SiLUActivation: "silu_and_mul", nn.GELU: "gelu_and_mul", GELUTanh: "gelu_tanh_and_mul"}
-)
 
 
 @dataclass
@@ -128,7 +121,7 @@ class _Builder:
             ours = self._linear(name, module)
         elif isinstance(module, nn.Embedding) and name == self._embedding:
             ours = self._token_embedding(name, module)
-        elif _has_our_experts(module):
+        elif has_our_experts(module):
             ours = self._experts(name, module)
         elif self._fused and self._is_gated(name, module):
             ours = self._mlp(name, module)
@@ -173,7 +166,7 @@ class _Builder:
     def _is_gated(self, name: str, module: Any) -> bool:
         """Whether the module is a gated MLP with the usual names."""
         children = dict(module.named_children())
-        if set(children) != {*_MLP, "act_fn"} or type(children["act_fn"]) not in _GATES:
+        if set(children) != {*_MLP, "act_fn"} or type(children["act_fn"]) not in GATES:
             return False
         layers = [children[each] for each in _MLP]
         called = all(self._description.calls.linear[f"{name}.{each}"] == 1 for each in _MLP)
@@ -190,7 +183,7 @@ class _Builder:
             self._convert(f"{name}.{each}.weight")
         gate_up = self._weights.linear([f"{name}.{each}" for each in _MLP[:2]], [inner, inner], hidden, bias)
         down = self._weights.linear([f"{name}.{_MLP[2]}"], [hidden], inner, bias)
-        return Mlp(GatedMlp(gate_up, down, _GATES[type(module.act_fn)]), self._current)
+        return Mlp(GatedMlp(gate_up, down, GATES[type(module.act_fn)]), self._current)
 
     def _token_embedding(self, name: str, module: nn.Embedding) -> Embedding:
         shape = module.num_embeddings, module.embedding_dim
@@ -221,27 +214,30 @@ class _Builder:
             share = self._description.top_k / count
             products.append(self._weights.experts(target, names, *sizes, share, source))
         gate_up, down = products
-        gate = _GATES[type(module.act_fn)]
+        gate = GATES[type(module.act_fn)]
         return Experts(ExpertWeights(gate_up.op, gate_up.weight, down.weight, count, inner, gate), self._current)
 
     def fill(self) -> None:
         """Load the parameters and buffers that transformers' code reads itself, in the dtype of activations."""
-        strict = self._model._keep_in_fp32_modules_strict or ()
         tied = self._model.all_tied_weights_keys
-        stored = set(self._model.state_dict())
         for name, parameter in list(self._model.named_parameters()):
-            if name in tied or parameter.device.type != "meta":
-                continue
-            is_wide = any(re.search(rf"\b{part}\b", name) for part in strict)
-            value = self._take(name, parameter.shape).to(torch.float32 if is_wide else self._weights.dtype)
-            _set(self._model, name, nn.Parameter(value, requires_grad=False))
+            if name not in tied and parameter.device.type == "meta":
+                value = self._take(name, parameter.shape).to(self._dtype_of(name))
+                _set(self._model, name, nn.Parameter(value, requires_grad=False))
         for name, source in tied.items():
-            if name in stored and not self._is_replaced(name):
+            if not self._is_replaced(name):
                 _set(self._model, name, self._model.get_parameter(source))
+        stored = set(self._model.state_dict())
         for name, buffer in list(self._model.named_buffers()):
             is_stored = name in stored and not self._is_replaced(name)
             value = self._take(name, buffer.shape).to(buffer.dtype) if is_stored else buffer
             _set(self._model, name, value.to(self._weights.device))
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """The dtype of a parameter: float32 where the class demands it."""
+        strict = self._model._keep_in_fp32_modules_strict or ()
+        is_wide = any(re.search(rf"\b{part}\b", name) for part in strict)
+        return torch.float32 if is_wide else self._weights.dtype
 
     def _is_replaced(self, name: str) -> bool:
         return any(name.startswith(f"{each}.") for each in self._replaced)
@@ -287,11 +283,3 @@ def norm_offset(module: Any) -> float | None:
         if torch.allclose(result, rms_norm(x.unsqueeze(0), weight, _eps(module), offset), atol=1e-5):
             return offset
     return None
-
-
-def _has_our_experts(module: Any) -> bool:
-    """Whether the module has experts of our kind: gate and up side by side, a known activation, no biases."""
-    if not hasattr(module, "is_concatenated") or not module.has_gate:
-        return False
-    is_plain = module.is_concatenated and not module.has_bias and not module.has_post_expert_norm
-    return is_plain and type(module)._apply_gate is _default_apply_gate and type(module.act_fn) in _GATES

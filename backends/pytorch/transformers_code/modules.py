@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import GELUTanh, SiLUActivation
+from transformers.integrations.moe import _default_apply_gate
 
 from ....kernels.ops.lora import LoraWeights
-from ....kernels.ops.mlp import GatedMlp
+from ....kernels.ops.mlp import Gate, GatedMlp
 from ....kernels.ops.moe import ExpertWeights, Routed
 from ....kernels.ops.projection import Projection
 from ....kernels.ops.step import HeadStep
 from .attention import Current
+
+GATES: Mapping[type, Gate] = MappingProxyType(
+    {nn.SiLU: "silu_and_mul", SiLUActivation: "silu_and_mul", nn.GELU: "gelu_and_mul", GELUTanh: "gelu_tanh_and_mul"}
+)
 
 
 class Product:
@@ -129,3 +137,11 @@ class Experts(nn.Module):
         routed = Routed(chosen.int(), shares.float())
         result: Tensor = self._current.ops.moe.experts(x, routed, self._weights)
         return result
+
+
+def has_our_experts(module: Any) -> bool:
+    """Whether the module has experts of our kind: gate and up side by side, a known activation, no biases."""
+    if not hasattr(module, "is_concatenated") or not module.has_gate:
+        return False
+    is_plain = module.is_concatenated and not module.has_bias and not module.has_post_expert_norm
+    return is_plain and type(module)._apply_gate is _default_apply_gate and type(module.act_fn) in GATES

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -29,6 +29,7 @@ from ..weights import Weights
 _DERIVED = re.compile(r"(rotary_emb\.(inv_freq|\w+_cached)|\.masked_bias|\.attn\.bias|\.attention\.bias)$")
 
 
+_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d+)\.")
 # Ends of the names of tensors that a quantised weight has instead of "weight".
 _QUANTISED = frozenset(
     "qweight qzeros scales g_idx weight_packed weight_scale weight_shape weight_zero_point weight_g_idx "
@@ -41,7 +42,7 @@ class Conversion:
     """Tensors of the files that become parameters of other shapes."""
 
     converter: WeightConverter
-    sources: Mapping[str, list[str]]  # pattern of the converter -> names of tensors, in order
+    sources: dict[str, list[str]]  # pattern of the converter -> names of tensors, in order
 
     def experts(self) -> list[list[str]] | None:
         """For each expert the names of its projections without ".weight"; None: the conversion does more than to
@@ -76,41 +77,65 @@ class Names:
     warnings: tuple[str, ...]
 
 
+class _Target(NamedTuple):
+    """The name of a tensor in transformers' code."""
+
+    parameter: str  # the first parameter that gets its values
+    own: str  # the name without a conversion
+    pattern: str | None  # of the converter; None: the tensor is the parameter
+
+
+class _Renaming:
+    """The renamings and conversions of one model of transformers, on the device meta."""
+
+    def __init__(self, model: Any, layers: int) -> None:
+        mapping = get_model_conversion_mapping(model)
+        self._renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+        self._converters = [each for each in mapping if isinstance(each, WeightConverter)]
+        self._prefix = model.base_model_prefix
+        self._state = model.state_dict()
+        self._ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+        self._layers = layers
+        self.by_pattern = {pattern: each for each in self._converters for pattern in each.source_patterns}
+
+    def target(self, name: str) -> _Target:
+        stem, _, end = name.rpartition(".")
+        is_part = end in _QUANTISED and name not in self._state
+        # The tensors of a quantised weight follow the name of the weight.
+        like = f"{stem}.weight" if is_part else name
+        parameter, pattern = rename_source_key(like, self._renamings, self._converters, self._prefix, self._state)
+        if parameter not in self._state and like in self._state:
+            parameter, pattern = like, None
+        own = parameter if pattern is None else apply_renamings(like, self._renamings)
+        return _Target(parameter, f"{own.rpartition('.')[0]}.{end}" if is_part else own, pattern)
+
+    def is_derived(self, name: str, target: _Target) -> bool:
+        """Whether the model computes the tensor from config.json."""
+        return target.parameter not in self._state and bool(_DERIVED.search(name))
+
+    def is_unused(self, name: str, target: _Target) -> bool:
+        """Whether transformers leaves the tensor out, or it is one of a layer after the last one."""
+        layer = _LAYER.match(name)
+        is_extra = layer is not None and int(layer[1]) >= self._layers
+        is_ignored = any(pattern.search(name) for pattern in self._ignored)
+        return target.parameter not in self._state and (is_extra or is_ignored)
+
+
 def named(model: Any, tensors: Mapping[str, StoredTensor], layers: int) -> Names:
     """`model`: transformers' model on the device meta, with `layers` layers."""
-    mapping = get_model_conversion_mapping(model)
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    state = model.state_dict()
+    renaming = _Renaming(model, layers)
     renamed: dict[str, StoredTensor] = {}
-    sources: dict[str, tuple[WeightConverter, dict[str, list[str]]]] = {}
+    conversions: dict[str, Conversion] = {}
     unused: list[str] = []
-    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     for name in sorted(tensors, key=dot_natural_key):
-        stem, _, end = name.rpartition(".")
-        like = f"{stem}.weight" if end in _QUANTISED and name not in state else name
-        target, pattern = rename_source_key(like, renamings, converters, model.base_model_prefix, state)
-        if target not in state and like in state:
-            target, pattern = like, None
-        if _DERIVED.search(name) and target not in state:
-            continue
-        if target not in state and (any(each.search(name) for each in ignored) or _is_extra(name, layers)):
+        target = renaming.target(name)
+        if renaming.is_unused(name, target):
             unused.append(name)
-            continue
-        if pattern is not None:
-            own = apply_renamings(like, renamings)
-            sources.setdefault(target, (by_pattern[pattern], {}))[1].setdefault(pattern, []).append(own)
-            target = own
-        if like != name:
-            target = f"{target.rpartition('.')[0]}.{end}"
-        renamed[target] = tensors[name]
-    conversions = {target: Conversion(*each) for target, each in sources.items()}
+        elif not renaming.is_derived(name, target):
+            renamed[target.own] = tensors[name]
+            if target.pattern is not None:
+                empty = Conversion(renaming.by_pattern[target.pattern], {})
+                sources = conversions.setdefault(target.parameter, empty).sources
+                sources.setdefault(target.pattern, []).append(target.own)
     reason = f"not used, because transformers' code of {model.config.model_type} has no such tensor"
     return Names(renamed, conversions, (f"{listed(unused)}: {reason}",) if unused else ())
-
-
-def _is_extra(name: str, layers: int) -> bool:
-    """Whether the tensor is one of a layer after the last one."""
-    layer = re.match(r"(?:\w+\.)*?(?:layers|h)\.(\d+)\.", name)
-    return layer is not None and int(layer[1]) >= layers

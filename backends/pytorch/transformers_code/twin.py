@@ -13,6 +13,8 @@ WINDOW = 7
 MAX_LAYERS = 8
 
 _ALL_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+CHOICES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 # Names of fields -> the value in the tiny model, if the field has a value other than 0.
 _SIZES: Mapping[str, int] = MappingProxyType(
     {
@@ -24,6 +26,9 @@ _SIZES: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "prefix_dense_intermediate_size"), 96),
         **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 32),
         **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
+        **dict.fromkeys(_EXPERTS, 8),
+        **dict.fromkeys((*CHOICES, "n_group", "num_expert_group"), 2),
+        **dict.fromkeys(("topk_group", "first_k_dense_replace"), 1),
         "head_dim": HEAD_DIM,
         "global_head_dim": HEAD_DIM,
         "kv_channels": HEAD_DIM,
@@ -51,16 +56,13 @@ _SIZES: Mapping[str, int] = MappingProxyType(
         "eos_token_id": 2,
     }
 )
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-CHOICES = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_global_key_value_heads", "n_kv_heads")
 
 
 def tiny_values(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """`values`: all fields of a configuration, which has `layers` layers -> the fields of its tiny model."""
     tiny = deepcopy(dict(values))
-    lists = [value for value in tiny.values() if isinstance(value, list) and len(value) == layers]
-    count = min(layers, max([3, *map(_covering, lists), 1 + int(tiny.get("first_k_dense_replace") or 0)]), MAX_LAYERS)
+    count = _layers(tiny, layers)
     heads = next((int(tiny[key]) for key in ("num_attention_heads", "n_head") if tiny.get(key)), HEADS)
     for key, value in tiny.items():
         if isinstance(value, list) and len(value) == layers:
@@ -68,11 +70,16 @@ def tiny_values(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         elif isinstance(value, int) and not isinstance(value, bool) and value:
             tiny[key] = _small(key, value, heads, count)
     _shrink_ropes(tiny)
-    if tiny.get("per_layer_config"):
-        tiny["per_layer_config"] = {key: value for key, value in tiny["per_layer_config"].items() if int(key) < count}
     if tiny.get("qk_rope_head_dim") and tiny.get("head_dim"):
         tiny["head_dim"] = tiny["qk_rope_head_dim"]
     return tiny
+
+
+def _layers(values: Mapping[str, Any], layers: int) -> int:
+    """The number of layers of the tiny model: enough for all kinds of layers."""
+    lists = [value for value in values.values() if isinstance(value, list) and len(value) == layers]
+    dense = 1 if values.get("first_k_dense_replace") else 0
+    return min(layers, max([3, *map(_covering, lists), 1 + dense]), MAX_LAYERS)
 
 
 def _covering(values: list[Any]) -> int:
@@ -86,17 +93,7 @@ def _small(key: str, value: int, heads: int, layers: int) -> int:
         return layers
     if key in _KV_HEADS:
         return {heads: HEADS, 1: 1}.get(value, 2)
-    if key in _EXPERTS:
-        return min(value, 8)
-    if key in CHOICES:
-        return min(value, 2)
-    if key in ("n_group", "num_expert_group"):
-        return min(value, 2)
-    if key in ("topk_group",):
-        return min(value, 1)
-    if key == "first_k_dense_replace":
-        return min(value, 1)
-    return min(value, _SIZES[key]) if key in _SIZES else value
+    return min(value, _SIZES.get(key, value))
 
 
 def _shrink_ropes(tiny: dict[str, Any]) -> None:
