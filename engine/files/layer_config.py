@@ -10,7 +10,6 @@ from .fields import Fields
 MAX_DIM = 2**14
 
 FIELDS = (
-    "per_layer_config",
     "global_head_dim",
     "num_global_key_value_heads",
     "attention_k_eq_v",
