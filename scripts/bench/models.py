@@ -1,9 +1,10 @@
 """A model on the device of this machine: the speed of its steps, beside llama.cpp, transformers, or localllm itself.
 
 `python scripts/bench/models.py --shape qwen3-0.6b --formats bf16,int4 --jobs decode:1x128,decode:16x32,prefill:512`
-measures random weights; `--shape guide` the built-in model. Jobs: decode:ROWSxCONTEXT, prefill:CONTEXT,
-requests:ROWSxTOKENS (as in nano-vllm's benchmark), profile:ROWSxCONTEXT (the time of each kernel); decode:64x128@8 uses
-8 adapters. `ours` is the time in ms of a step, or until the first token, or until the last request ends.
+measures random weights; `--shape guide` the built-in model. Jobs: decode:ROWSxCONTEXT, prefill:CONTEXT, hit:CONTEXT
+(a prefill with a cached prefix), requests:ROWSxTOKENS (as in nano-vllm's benchmark), profile:ROWSxCONTEXT (the time
+of each kernel); decode:64x128@8 uses 8 adapters. `ours` is the time in ms of a step, or until the first token, or until
+the last request ends.
 
 `--ways` compares settings, each in a process of its own: `--ways auto graphs=off`. A way has fields of LoadOptions and
 environment variables, with commas between them: `--ways LOCALLLM_CUDA_LIBRARY=build/b.so graphs=off,streams=one`. Each

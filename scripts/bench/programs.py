@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PAUSE = 0.2  # seconds before a job: idle threads of the program measured before may spin until then
-JOB = re.compile(r"(decode|profile|prefill|requests):(?:(\d+)x)?(\d+)(?:@(\d+))?")
+JOB = re.compile(r"(decode|profile|prefill|hit|requests):(?:(\d+)x)?(\d+)(?:@(\d+))?")
 
 Answer = dict[str, Any]
 
@@ -28,10 +28,11 @@ Answer = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Job:
     """`decode`: after a prompt of `context` tokens in each row, make `steps` steps; only these are timed. `profile`:
-    the same, with the times of the kernels on stderr. `prefill`: compute the prompts up to the first tokens.
-    `requests`: answer `rows` requests of random lengths up to `context`. `read`: measure the read bandwidth."""
+    the same, with the times of the kernels on stderr. `prefill`: compute the prompts up to the first tokens. `hit`: the
+    same for prompts that were computed before. `requests`: answer `rows` requests of random lengths up to `context`.
+    `read`: measure the read bandwidth."""
 
-    kind: Literal["decode", "profile", "prefill", "requests", "read"]
+    kind: Literal["decode", "profile", "prefill", "hit", "requests", "read"]
     rows: int = 1
     context: int = 0
     steps: int = 0

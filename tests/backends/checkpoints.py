@@ -186,6 +186,9 @@ def float4(group: int, divisor: float = 0.0) -> Callable[..., Stored]:
     return make
 
 
+_FLOATS = ("embed", "lm_head", "mlp.gate.", "shared_expert_gate")  # parts of names that stay floats
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint format. `exact`: its products do not round activations."""

@@ -13,9 +13,12 @@ import torch
 from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.opening import open_runner, plan_memory
 from localllm.backends.pytorch.states import States
+from localllm.engine.batch import Want
+from localllm.engine.errors import ModelTooLarge
 from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.files.recurrent_config import StateShapes
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import Runner, RunnerSpec, page_bytes
@@ -23,8 +26,9 @@ from localllm.kernels.ops.layer import Layer
 
 from . import canary, hybrid_canary
 from .batches import Row, make_batch
-from .conformance import BUDGET, Conformance
+from .conformance import BUDGET, Conformance, Conversation
 from .tape import Tape
+from .tiny import VOCAB, Tiny
 from .traffic import Traffic
 
 slow = pytest.mark.slow
@@ -136,3 +140,62 @@ def test_copies_are_read_before_any_is_written() -> None:
     for part, old in zip((states.conv, states.scan), before, strict=True):
         assert part[:, [4, 0, 2]].equal(old[:, [0, 5, 1]])
         assert part[:, [1, 3, 5]].equal(old[:, [1, 3, 5]])
+
+
+def test_short_memory_has_fewer_states(tmp_path: Path) -> None:
+    """One sequence of the context fits first, then more states. The others wait."""
+    pages = 256 // 8 * page_bytes(8, 1, 64, 1, 4)
+    runner = opened(tmp_path, replace(BUDGET, cache_bytes=pages + 4 * STATE_BYTES))
+    spec = runner.spec
+    assert (spec.max_context, spec.num_states, spec.max_rows) == (256, 1, 12)
+    assert spec.num_snapshots in (1, 2, 3)
+    assert spec.cache_bytes <= pages + 4 * STATE_BYTES
+    talk = Conversation(runner)
+    prompts = {str(key): canary.prompt(key, 40, seed=key) for key in range(3)}
+    for name, prompt in prompts.items():
+        talk.submit(name, prompt, 20)
+    assert talk.finish() == {name: hybrid_canary.walk(prompt, 20) for name, prompt in prompts.items()}
+    with pytest.raises(ModelTooLarge, match="KV cache"):
+        opened(tmp_path, replace(BUDGET, cache_bytes=STATE_BYTES))
+
+
+def test_fit_counts_states(tmp_path: Path) -> None:
+    files = read_model(hybrid_canary.save(tmp_path))
+    plan = plan_memory(files, replace(BUDGET, cache_bytes=None), DEVICE, GIB)
+    page = page_bytes(8, 1, 64, 1, 4)
+    assert plan.state_bytes == STATE_BYTES
+    assert plan.cache_bytes(256, parallel=3) == 3 * (32 * page + 2 * STATE_BYTES)
+    assert plan.planned_cache == plan.num_pages * page + (plan.num_states + plan.num_snapshots) * STATE_BYTES
+    assert (plan.num_states, plan.num_snapshots) == (12, 64)
+
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "rms_norm_eps": 0.05,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+PROMPT = np.random.default_rng(1).integers(3, VOCAB, 40).tolist()
+BYTES = LoadOptions(cache_bytes=2**22, max_rows=2)
+
+
+def last_hidden(folder: Path, options: LoadOptions) -> torch.Tensor:
+    """The hidden state of the last token of PROMPT."""
+    runner = open_runner(read_model(folder), options, DEVICE, GIB)
+    row = Row(PROMPT, 0, range(1, 9), want=Want.HIDDEN, state=0)
+    result = runner.run(make_batch([row], VOCAB)).result()
+    assert result.hidden is not None
+    return torch.from_numpy(result.hidden[0])
+
+
+# Gated norms and normalised keys multiply the errors of random weights.
+@pytest.mark.parametrize(("quant", "bound"), [("int8", 0.97), ("fp8", 0.95), ("int4", 0.7)])
+def test_quantised_hybrid_is_near_its_floats(tmp_path: Path, quant: Quant, bound: float) -> None:
+    Tiny("qwen3_5_text", "qwen3_5_text", SIZES).save(tmp_path)
+    small = last_hidden(tmp_path, replace(BYTES, quant=quant))
+    assert torch.cosine_similarity(small, last_hidden(tmp_path, BYTES), dim=0) > bound
