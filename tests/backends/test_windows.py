@@ -25,6 +25,7 @@ from localllm.engine.files.model_files import read_model
 from localllm.engine.kv import KVCache
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import CacheGroup, Runner, RunnerSpec, page_bytes
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
@@ -97,6 +98,23 @@ def test_a_window_that_is_too_narrow_is_noticed(tmp_path: Path) -> None:
     prompt = canary.prompt(1, 40, seed=1)
     talk.submit("a", prompt, 20)
     assert talk.finish()["a"] != canary.walk(prompt, 20)
+
+
+def test_int8_caches_of_one_and_two_groups_have_equal_answers(tmp_path: Path) -> None:
+    """Pages of the window are used again, with their scales."""
+    device = replace(DEVICE, ops=Ops(), dtype=torch.bfloat16, int8_cache=True)
+    answers = []
+    for step_tokens in (16, 2**15):  # with so many tokens of a step, a group of the window saves nothing
+        options = replace(WIDE, cache_dtype="int8", max_rows=1, max_step_tokens=step_tokens)
+        runner = opened(tmp_path, options, device)
+        planned = Planned(runner, overlap=True)
+        planned.spec = replace(planned.spec, max_tokens=16)
+        talk = Conversation(planned)
+        for name, length in (("first", 90), ("hit", 60)):
+            talk.submit(name, canary.prompt(1, 90, seed=1)[:length], 40)
+        answers.append((len(runner.spec.groups), talk.finish()))
+    assert [count for count, _ in answers] == [2, 1]
+    assert answers[0][1] == answers[1][1]
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=slow), True], ids=["in-turn", "overlapped"])
