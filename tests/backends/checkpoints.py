@@ -206,8 +206,8 @@ class Checkpoint:
 
     def save(self, folder: Path, meant: Path) -> None:
         """The checkpoint in `folder`, and the same model in floats in `meant`."""
-        named = next(tiny for tiny in TINIES if tiny.label == self.model)
-        (named if self.sizes is None else Tiny(self.model, self.model, self.sizes)).save(meant)
+        labelled = (tiny for tiny in TINIES if tiny.label == self.model)
+        (next(labelled) if self.sizes is None else Tiny(self.model, self.model, self.sizes)).save(meant)
         floats, stored = load_file(meant / "model.safetensors"), {}
         random = np.random.default_rng(5)
         for name, tensor in floats.items():

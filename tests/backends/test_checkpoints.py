@@ -71,6 +71,18 @@ _HYBRID = {
 }
 _HYBRID_EXPERTS = {**_HYBRID, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _HYBRID_EXPERTS["shared_expert_intermediate_size"] = 56
+_SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_next": _HYBRID_EXPERTS,
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.01, "block_auto_adjust_ff_dim": False},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 0,
+        "rms_norm_eps": 0.05,
+        "shared_intermediate_size": 56,
+        "mamba_n_heads": 8,
+        "mamba_d_state": 8,
+    },
+}
 
 
 @pytest.mark.real
@@ -84,11 +96,14 @@ _HYBRID_EXPERTS["shared_expert_intermediate_size"] = 56
         pytest.param("compressed-int4", "qwen3_5_text", marks=pytest.mark.slow),
         pytest.param("compressed-fp8", "qwen3_5_text", marks=pytest.mark.slow),
         pytest.param("fp8-blocks", "qwen3_next", marks=pytest.mark.slow),
+        pytest.param("awq", "lfm2", marks=pytest.mark.slow),
+        pytest.param("gptq", "granitemoehybrid", marks=pytest.mark.slow),
+        pytest.param("fp8-blocks", "granitemoehybrid", marks=pytest.mark.slow),
     ],
 )
 def test_checkpoint_of_a_hybrid_equals_its_float_model(label: str, model: str, tmp_path: Path) -> None:
     """All projections of the recurrent layers are quantised in the files."""
-    sizes = _HYBRID_EXPERTS if model == "qwen3_next" else _HYBRID
+    sizes = _SIZES.get(model, _HYBRID)
     replace(BY_LABEL[label], model=model, sizes=sizes).save(tmp_path / "small", tmp_path / "meant")
     runner, result = logits(tmp_path / "small")
     _, expected = logits(tmp_path / "meant")

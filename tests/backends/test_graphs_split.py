@@ -71,6 +71,8 @@ KINDS = (  # models with layers of different kinds
     "gpt_oss",
     "qwen3_next",
     "qwen3_5_text",
+    "lfm2",
+    "granitemoehybrid-mamba",
 )
 
 

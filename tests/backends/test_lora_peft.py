@@ -64,9 +64,11 @@ FAMILIES = (
     "mistral3",
     "qwen3_next",
     "qwen3_5_text",
+    "lfm2-published",
+    "granitemoehybrid-mamba",
     "qwen3_5_moe_text",
 )
-DELTA = ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+DELTA = ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj", "out_proj")
 # Names of one family are ignored by another.
 ATTENTION = (*LINEAR[:4], "qkv_proj", "q_a_proj", "q_b_proj", *DELTA)
 ENDS = ("embed_tokens", "lm_head")
@@ -95,15 +97,21 @@ CASES = (
     Case("ranks-of-eva", {"rank_pattern": {f"model.layers.{n}.self_attn.o_proj": 2 + n for n in range(3)}}),
     Case("alphas", {"alpha_pattern": {r"^.*layers\.(?:0|1)\..+_proj$": 30, r"o_.*": 1}}),
     Case("alphas-look-ahead", {"alpha_pattern": {r"(?!.*o_proj).*": 25}}),
-    Case("regex", {"target_modules": r".*\.[02]\.(?:self|linear)_attn\.(?:q|k|v|o|qkv|out)_proj"}),
-    Case("regex-look-ahead", {"target_modules": r"(?!.*\.1\.).*\.(self|linear)_attn\.(q|v|o|qkv|out)_proj"}),
+    Case("regex", {"target_modules": r".*\.[02]\.(?:\w+_attn|mamba|conv)\.(?:q|k|v|o|qkv|out)_proj"}),
+    Case("regex-look-ahead", {"target_modules": r"(?!.*\.1\.).*\.(\w+_attn|mamba|conv)\.(q|v|o|qkv|out)_proj"}),
     Case("exclude-list", {"exclude_modules": ["o_proj"]}),
     Case("exclude-regex", {"exclude_modules": r".*layers\.[01]\..*o_proj"}),
     Case("layers", {"layers_to_transform": [0, 2]}),
     Case("layers-pattern", {"layers_to_transform": 1, "layers_pattern": ["layers"]}),
     Case(
         "full-names",
-        {"target_modules": ["model.layers.1.self_attn.o_proj", "language_model.layers.1.self_attn.o_proj"]},
+        {
+            "target_modules": [
+                "model.layers.1.self_attn.o_proj",
+                "model.layers.1.self_attn.out_proj",
+                "language_model.layers.1.self_attn.o_proj",
+            ]
+        },
     ),
     Case("all-linear", {"target_modules": "all-linear"}),
     Case("fan-in-fan-out", {"fan_in_fan_out": True}),
