@@ -38,8 +38,9 @@ def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple
     actual: list[Tensor] = []
 
     def step(*parts: tuple[int, int, int, Sequence[int]]) -> None:
-        """One step; each row is a prompt, its first and last position, and its pages."""
-        rows = [Row(prompts[one][at:end], at, own) for one, at, end, own in parts]
+        """One step; each row is a prompt, its first and last position, and its pages. The last page has the number of
+        the sequence, which is the slot of its recurrent state."""
+        rows = [Row(prompts[one][at:end], at, own, state=(own[-1] - 1) // many) for one, at, end, own in parts]
         places.extend((one, end - 1) for one, _, end, _ in parts)
         actual.append(logprobs(runner, rows))
 
@@ -50,6 +51,8 @@ def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple
         step((1, at, end, pages[1]))
     shared = begun // size * size
     cached = [*pages[0][: shared // size], *pages[2][shared // size :]]
+    if shared and runner.spec.num_states:  # the pages of a cached beginning have no state
+        step((0, 0, shared, cached))
     for at in range(shared, begun):
         step((0, at, at + 1, cached))
     for at in range(begun, length - 3):
@@ -65,9 +68,9 @@ def prompts_of(shape: Tiny) -> list[list[int]]:
 
 def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Save the model in `dtype`. Returns the float32 logits of transformers for both prompts, each [tokens, vocab]."""
-    shape.save(folder, dtype)  # and rounds its own rotary frequencies with the weights: read it anew
+    saved = shape.save(folder, dtype)  # and rounds its own rotary frequencies with the weights: read it anew
     # Some releases of transformers select torch's fused attention for Gemma 2, which ignores the soft cap.
-    model = shape.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = type(saved).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         return [model(torch.tensor([prompt])).logits[0] for prompt in prompts_of(shape)]
 
