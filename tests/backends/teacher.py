@@ -70,7 +70,11 @@ def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> l
     """Save the model in `dtype`. Returns the float32 logits of transformers for both prompts, each [tokens, vocab]."""
     saved = shape.save(folder, dtype)  # and rounds its own rotary frequencies with the weights: read it anew
     # Some releases of transformers select torch's fused attention for Gemma 2, which ignores the soft cap.
-    model = type(saved).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = (
+        type(saved)
+        .from_pretrained(folder, config=saved.config, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
     with torch.inference_mode():
         return [model(torch.tensor([prompt])).logits[0] for prompt in prompts_of(shape)]
 
