@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import admin, embeddings, ignored, llamacpp, openai, replies, rerank
+from . import admin, embeddings, ignored, llama_server, openai, replies, rerank
 from .anthropic import body as anthropic
 from .anthropic import replies as message
 from .ollama import bodies as ollama
@@ -66,11 +66,11 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
     ),
     "/v1/models/unload": (admin.UnloadBody, "Unload a model (unix socket or API key)", {}),
     "/infill": (
-        llamacpp.InfillBody,
+        llama_server.InfillBody,
         "Fill the middle between two texts (llama.cpp's API)",
         {"application/json": AnyObject, "text/event-stream": AnyObject},
     ),
-    "/apply-template": (llamacpp.TemplateBody, "Render the prompt of a conversation (llama.cpp's API)", {}),
+    "/apply-template": (llama_server.TemplateBody, "Render the prompt of a conversation (llama.cpp's API)", {}),
     "/api/chat": (
         ollama.OllamaChatBody,
         "Answer a conversation (Ollama's API)",

@@ -38,7 +38,7 @@ from .conversion import TokenCounter
 from .embeddings import Embeddings
 from .events import EventStream, Report
 from .exchange import CHAT, COMPLETION, Exchange, unless_gone
-from .llamacpp import INFILL, LlamaCpp
+from .llama_server import INFILL, LlamaServer
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
 from .ollama import answer as ollama
@@ -117,12 +117,12 @@ class _Api:
             ("POST", "/api/copy", self.for_admin(library.copy)),
             ("DELETE", "/api/delete", self.for_admin(library.delete)),
         ]
-        llamacpp = LlamaCpp(self.models, self.limit)
+        server = LlamaServer(self.models, self.limit)
         daemon_routes: list[tuple[str, str, Any]] = [
             ("GET", "/", self.root),
-            ("GET", "/props", llamacpp.props),
-            ("GET", "/slots", llamacpp.slots),
-            ("POST", "/apply-template", llamacpp.apply_template),
+            ("GET", "/props", server.props),
+            ("GET", "/slots", server.slots),
+            ("POST", "/apply-template", server.apply_template),
             ("POST", "/infill", Exchange(self.models, self.metrics, INFILL, VERSION, check)),
             ("POST", "/v2/rerank", Reranking(self.models, self.metrics, check, RerankBody)),
             ("GET", "/health", self.health),

@@ -222,7 +222,6 @@ def _running(model: LoadedModel) -> dict[str, Any]:
     details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": ""}
     return _names(model.id) | {
         "size": model.memory,
-        "size_vram": 0 if model.backend == "cpu" else model.memory,
         "digest": _digest(model.id),
         "details": details | {"quantization_level": model.quant},
         "expires_at": _time(time.time() + remaining),

@@ -323,7 +323,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 CASES = [(family, index) for family, variants in VARIANTS.items() for index in range(len(variants))]
 # Each test of one field compares dozens of configurations. Those of later variants are slow, and those of architectures
-# that pages.py walks.
+# that tests/backends/pages.py walks.
 WALKED_ONCE = {page.model_type for page in PAGES} | {getattr(page, "text_type", "") for page in PAGES}
 FIELDS = [
     pytest.param(*case, marks=[pytest.mark.slow] if case[1] > 2 or case[0] in WALKED_ONCE - {"gemma3_text"} else [])

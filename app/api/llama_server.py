@@ -123,7 +123,7 @@ class TemplateBody(WireBody):
     tools: Annotated[list[Tool], Meta(max_length=0)] | None = None
 
 
-class LlamaCpp:
+class LlamaServer:
     """The handlers of the routes with one document."""
 
     def __init__(self, models: Models, limit: int) -> None:
