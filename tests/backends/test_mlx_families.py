@@ -56,6 +56,7 @@ REFUSED = {
     "qwen2_moe-window": "parameters not in model",  # dense layers
     "qwen3_moe-window": "use_sliding_window is True",
     **{tiny.label: "store other states than keys and values" for tiny in TINIES if tiny.label.startswith(HYBRIDS)},
+    "bamba": "bamba is not among the architectures",
 }
 
 
