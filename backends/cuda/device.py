@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import MappingProxyType
 
@@ -90,7 +89,7 @@ def _versions() -> Iterator[str]:
     if triton_problem():
         yield "no Triton"
     else:
-        yield version("triton")
+        yield triton.version()
     if not MISSING:
         yield hashlib.sha256(find_cuda_library().read_bytes()).hexdigest()
     yield from filter(None, [gpu_limits().describe()])

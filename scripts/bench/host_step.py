@@ -129,7 +129,7 @@ def runner_microseconds(rows: int, context: int, sampling: Sampling, steps: int)
     )
     device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=EmptyRecorder)
     pages = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, (1, 1), torch.float32, "cpu")
-    kv = GroupedKV([pages], [0])
+    kv = GroupedKV([pages], [0], layer_stacks=[0], layer_groups=[0])
     engine = Engine(GraphRunner(TorchRunner(EmptyModel(), kv, spec, device), EmptyRecorder()))
     random = np.random.default_rng(0)
     for number in range(rows):  # lengths differ, so that not all rows need a page in the same step

@@ -74,7 +74,6 @@ def test_every_accepted_class_has_a_twin() -> None:
     [
         ("ernie4_5_moe", "mlx-lm computes ernie4_5_moe differently from transformers: it drops the correction bias"),
         ("gemma2", "mlx-lm computes gemma2 differently from transformers"),
-        ("qwen3_next", "layers of qwen3_next store other states than keys and values"),
         ("falcon_mamba", "layers of falcon_mamba store other states"),
         ("mystery", "mystery is not among the architectures that mlx-lm computes as transformers does"),
         ("switch_layers", "switch_layers is not among the architectures"),

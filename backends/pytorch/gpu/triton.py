@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from ..selftest import sources_hash
@@ -15,10 +14,17 @@ def warnings(problem: str) -> tuple[str, ...]:
     return (f"the Triton kernels are not used (slower): {problem}",) if problem else ()
 
 
+def version() -> str:
+    """The version of Triton, which some builds of torch install as a package with another name."""
+    import triton
+
+    return str(triton.__version__)
+
+
 def versions(problem: str, sources: Path) -> Iterator[str]:
     """What the verdicts of a self-test depend on, besides torch, the GPU and its driver: Linux, Triton, and the Python
     files in the folder `sources`. `problem`: as in `warnings`."""
     yield platform.release()
     if not problem:
-        yield version("triton")
+        yield version()
     yield sources_hash(sources)

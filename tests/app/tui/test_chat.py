@@ -176,7 +176,7 @@ async def test_set_and_system_commands(chat: OpenChat) -> None:
             "stop": ["END"],
         }
         await c.send("/set temperature 1000")
-        assert "0 to 100" in c.notices()
+        assert "0 to 2" in c.notices()
         assert c.prompt.text == "/set temperature 1000"
         c.prompt.put("")
         await c.send("/system none")

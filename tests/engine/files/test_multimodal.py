@@ -78,7 +78,7 @@ def test_end_ids_are_those_of_transformers(outer: dict[str, int], inner: dict[st
 def test_the_field_beside_text_config_ties_the_head(
     multimodal: str, model_type: str, outer: bool | None, inner: bool | None
 ) -> None:
-    text = {**SIZES, "model_type": model_type} | ({} if inner is None else {TIE: inner})
+    text = {**SIZES, "model_type": model_type, "num_hidden_layers": 4} | ({} if inner is None else {TIE: inner})
     values = {"model_type": multimodal, "text_config": text} | ({} if outer is None else {TIE: outer})
     expected = CONFIG_MAPPING[multimodal].from_dict(deepcopy(values)).tie_word_embeddings
     assert parse_config(values).tie_embeddings is expected
