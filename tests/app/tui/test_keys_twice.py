@@ -292,6 +292,7 @@ async def test_second_press_closes_a_screen_that_is_not_open_yet(chat: OpenChat)
     async with chat() as c:
         for key in ("f4", "f4", "f3", "f3", "f1", "f1"):
             c.app.post_message(events.Key(key, None))
+        await c.until(lambda: not c.app.message_queue_size)
         await c.settle()
         assert c.app.screen is c.screen
         await c.send("Are you there?")
