@@ -60,7 +60,7 @@ class InfillBody(SamplingBody, kw_only=True):
 
 
 class InfillAnswer:
-    """The answer to POST /infill: a document, or events whose last one has `stop: true`."""
+    """The answer to POST /infill: a document, or a stream of events. The last event has `stop: true`."""
 
     framing = SERVER_SENT
 

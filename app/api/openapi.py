@@ -19,7 +19,7 @@ TEMPLATE = "#/components/schemas/{name}"
 Reply = Any  # a type, or a union of types
 AnyObject = dict[str, Any]
 METHODS = {"/api/delete": "delete"}  # of the routes with a body that are not POST
-TEXTS = ("/", "/metrics")  # routes whose reply is plain text
+TEXTS = ("/", "/metrics")  # routes with a reply in plain text
 BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, Reply]]] = {
     "/v1/chat/completions": (
         openai.ChatBody,

@@ -1,6 +1,6 @@
 """The parts of an answer in the order in which they begin: reasoning, text, and each tool call.
 
-Protocols whose answers are lists of items or blocks write one for each part. A part ends where the next one begins.
+Some protocols answer with a list of items or blocks, one for each part. The start of a part ends the part before.
 """
 
 from __future__ import annotations

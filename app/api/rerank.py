@@ -198,7 +198,7 @@ class _Asking:
 
 
 def check_reranker(model: str) -> None:
-    """Raises UnsupportedParameter for a model whose way to judge a document is unknown."""
+    """Raises UnsupportedParameter for a model without a known prompt to judge documents."""
     if RERANKERS.fullmatch(model) is None:
         raise UnsupportedParameter(
             f"{model} is no reranker that localllm can use: it supports Qwen3-Reranker",

@@ -39,16 +39,16 @@ class Infill:
 
 
 def infill_prompt(tokenizer: Tokenizer, prefix: str, suffix: str) -> Infill:
-    """The prompt for the text between `prefix` and `suffix`, whose control tokens are plain text.
+    """The prompt for the text between `prefix` and `suffix`. Control tokens in these two are plain text.
 
     Raises UnsupportedParameter for a model without the tokens.
     """
     for marks in FAMILIES:
         texts = filter(None, (marks.prefix, marks.suffix, marks.middle))
         ids = {text: tokenizer.id_of(text) for text in texts}
-        found = {text: token for text, token in ids.items() if token is not None}
-        if len(found) == len(ids):
-            return _arranged(tokenizer, marks, found, prefix, suffix)
+        known = {text: token for text, token in ids.items() if token is not None}
+        if len(known) == len(ids):
+            return _arranged(tokenizer, marks, known, prefix, suffix)
     raise UnsupportedParameter(
         "suffix: the vocabulary of this model has no tokens for fill-in-the-middle that localllm knows", param="suffix"
     )

@@ -44,7 +44,7 @@ def stack_shape(config: ModelConfig, kind: LayerKind) -> tuple[int, int, int]:
 
 
 class Stack(NamedTuple):
-    """Layers of one cache group whose pages have one shape."""
+    """Layers of one cache group with pages of one shape."""
 
     group: int
     kind: LayerKind  # of the layers; of the first one if all kinds have one shape

@@ -108,7 +108,7 @@ class OllamaAnswer:
             self._finish = "length" if piece.finish == "length" else "stop"
 
     def _complete_calls(self, *, all_of_them: bool) -> list[dict[str, Any]]:
-        """The calls whose arguments are complete: a call ends where the next one begins, or the answer ends."""
+        """The complete calls: those before the start of the next call, and all at the end of the answer."""
         count = len(self._calls) if all_of_them else len(self._calls) - 1
         complete, self._calls = self._calls[: max(count, 0)], self._calls[max(count, 0) :]
         return [

@@ -267,7 +267,7 @@ class _References:
         if response not in self._outputs:
             stored = self._store.get(response, place).result()
             self._outputs[response] = {entry["id"]: entry for entry in msgspec.json.decode(stored.reply)["output"]}
-        found = self._outputs[response].pop(name, None)
-        if found is None:
+        output = self._outputs[response].pop(name, None)
+        if output is None:
             raise InvalidRequest(f"{place}: there is no such item, or the input has it twice", param=place)
-        return found
+        return output
